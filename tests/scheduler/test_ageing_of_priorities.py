@@ -76,8 +76,7 @@ def test_so_is_one_that_uses_another_cell_than_half_of_the_flood(policy, workers
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(["cellular:max_steps=1", "agenda", "sufficient"]), st.integers(1, 2**32), st.integers(1, 5),
-    st.integers(0, 20),
-    st.integers(1, 4), st.integers(1, 2),
+    st.integers(0, 20), st.integers(1, 4), st.integers(1, 2),
 )  # fmt: skip
 def test_it_takes_at_most_eight_times_as_long_as_with_equal_priorities(policy, priority, steps, at_s, length, workers):
     """Where all tasks take equally long: turns are counted, not seconds."""

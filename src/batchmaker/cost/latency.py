@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from batchmaker.compiled import compiled
 from batchmaker.errors import DataError, OptionError, unknown_name
 
 Quantile: TypeAlias = Literal["median", "p95"]
 """A column of the table."""
+WEIGHT: Final = 0.05
+LOWEST: Final = 0.5
+HIGHEST: Final = 2.0
+"""See OnlineCorrection."""
 
 
 @final
@@ -132,6 +137,15 @@ def _interpolated(cell: CellLatency, sizes: NDArray[np.int64], quantile: Quantil
     return np.asarray(whole * times[-1] + of_rest, np.float64)
 
 
+@compiled
+def corrected(
+    factor: float, predicted_s: float, measured_s: float, weight: float = WEIGHT, lowest: float = LOWEST,
+    highest: float = HIGHEST,
+) -> float:  # fmt: skip
+    """Return the slowdown of a cell after one more call; see OnlineCorrection. Both times are positive and finite."""
+    return factor + weight * (min(max(measured_s / predicted_s, lowest), highest) - factor)
+
+
 @final
 class OnlineCorrection:
     """The present slowdown of each cell: a clamped moving average of measured time over predicted time.
@@ -143,7 +157,9 @@ class OnlineCorrection:
 
     __slots__ = ("factors", "highest", "lowest", "weight")
 
-    def __init__(self, num_cells: int, *, weight: float = 0.05, lowest: float = 0.5, highest: float = 2.0) -> None:
+    def __init__(
+        self, num_cells: int, *, weight: float = WEIGHT, lowest: float = LOWEST, highest: float = HIGHEST
+    ) -> None:
         if not 0 < weight <= 1:
             raise OptionError(f"weight must be above 0 and at most 1, got {weight}")
         if not 0 < lowest <= 1 <= highest < math.inf:
@@ -158,5 +174,6 @@ class OnlineCorrection:
         """
         if not (0 < predicted_s < math.inf and 0 < measured_s < math.inf):
             return
-        ratio = min(max(measured_s / predicted_s, self.lowest), self.highest)
-        self.factors[cell_index] += self.weight * (ratio - self.factors[cell_index])
+        self.factors[cell_index] = corrected(
+            self.factors[cell_index], predicted_s, measured_s, self.weight, self.lowest, self.highest
+        )

@@ -17,7 +17,7 @@ Four rules, each of which decides only where it has something to say:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Final, Literal, final
+from typing import ClassVar, Final, Literal, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +31,12 @@ from batchmaker.policies.cellular import BUDGET_MS, MOST_STEPS
 from batchmaker.policies.expectation import ExpectedStepTimes
 from batchmaker.policies.joining import most_answered_rps, num_beginning
 from batchmaker.policies.requests import RequestTable, Slots
-from batchmaker.policies.run_lengths import RunLengths
+from batchmaker.policies.run_lengths import EndedRuns, ExpectedLengths, RunLengths, run_steps_left
 from batchmaker.policies.type_order import count_chains, type_order
 
 AT_ONCE: Final = 0.3
 """Share of requests with several types under way from which a model counts as one that uses them at once."""
-_LOOKED_AT: Final = 8  # requests in flight, the oldest, of which that is asked
+LOOKED_AT: Final = 8  # requests in flight, the oldest, of which that is asked
 _MANY: Final = 1 / 3  # of a request's types
 _LEVELS: Final = 2.0  # nodes a step, in several steps, from which they are the levels of a tree
 _WEIGHT: Final = 0.05  # of one of them in the share
@@ -56,7 +56,7 @@ Seconds = NDArray[np.float64]
 
 
 @compiled
-def _see_types_at_once(slots: Slots, left: Ids, done: Ids, width: Seconds, model: Ids, at_once: Seconds) -> None:
+def see_types_at_once(slots: Slots, left: Ids, done: Ids, width: Seconds, model: Ids, at_once: Seconds) -> None:
     """Learn whether requests of a model are in the middle of several types at once, and these are many of its types.
 
     Two directions of one layer of many are few. The levels of a tree do not count: they follow each other as layers do,
@@ -114,11 +114,80 @@ def _num_worth(
     return num_beginning(left, np.empty((0, 0)) if is_alike else rows, num_in_flight, seconds, due_s, num_waiting)
 
 
+@compiled
+def num_of_line(
+    line: Slots, in_flight: Slots, num_waiting: int, cap: int, left: Ids, done: Ids, width: Seconds,
+    is_open: NDArray[np.bool_], deadline_s: Seconds, now_s: float, seconds: Seconds, lengths: ExpectedLengths,
+) -> int:  # fmt: skip
+    """Return how many of one model's line begin by the forecast; if nobody is in flight, at least the first.
+
+    in_flight, num_waiting: of that model. line: the first of those who wait. cap: of its requests in flight. For the
+    columns see RequestTable. seconds: [types, max_batch + 1] of a step.
+    """
+    first = 0 if len(in_flight) > 0 else min(len(line), 1)
+    present = len(in_flight) + first
+    num = min(len(line) - first, max(cap - present, 0))
+    if num == 0:
+        return first
+    slots = np.concatenate((in_flight, line[: first + num]))
+    steps = run_steps_left(slots, left, done, width, is_open, lengths)
+    return first + _num_worth(
+        steps, slots, done, width, deadline_s, now_s, seconds, present, num_waiting - first
+    )  # fmt: skip
+
+
+@compiled
+def are_hopeless(
+    slots: Slots, left: Ids, done: Ids, width: Seconds, is_open: NDArray[np.bool_], deadline_s: Seconds,
+    arrived_s: Seconds, stops: NDArray[np.bool_], lengths: ExpectedLengths, single_s: Seconds, now_s: float,
+    defers: bool,
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Return which of these requests cannot be in time even alone: [slots].
+
+    A run that a value may end at any time counts one step: those of the types in `stops`, [types]. defers: leave out
+    those who have waited `_DEFERRED_FOR` times what they were given. single_s: [types] of a step of one row.
+    """
+    steps, hopeless = run_steps_left(slots, left, done, width, is_open, lengths), np.empty(len(slots), np.bool_)
+    for i in range(len(slots)):
+        due_s, alone_s = deadline_s[slots[i]], 0.0
+        for type_id in range(len(single_s)):
+            alone_s += single_s[type_id] * (min(steps[i, type_id], 1) if stops[type_id] else steps[i, type_id])
+        hopeless[i] = now_s + alone_s > due_s
+        if defers:
+            hopeless[i] &= now_s - due_s < _DEFERRED_FOR * (due_s - arrived_s[slots[i]])
+    return hopeless
+
+
 def _behind_their_equals(line: Slots, hopeless: NDArray[np.bool_], priority: Slots) -> Slots:
     """Return the line with the hopeless behind the others of their priority. Each priority keeps its places."""
     ordered = np.empty_like(line)
     ordered[np.argsort(-priority, kind="stable")] = line[np.lexsort((hopeless, -priority))]
     return ordered
+
+
+class AutoTables(NamedTuple):
+    """What `auto` knows of one model with several types, for compiled loops.
+
+    cap: of requests in flight. has_deadlines: of RequestTable. ignores: hopeless requests. has_learnt: lengths that
+    runs have shown. at_once, worth: [1]. stops, max_batch, type_model, num_ready, independent, finishing, debt_s:
+    [types], see `are_hopeless` and `type_order`. lengths, ended: see RunLengths.
+    """
+
+    cap: int
+    has_deadlines: bool
+    ignores: bool
+    has_learnt: bool
+    at_once: Seconds
+    worth: Seconds
+    stops: NDArray[np.bool_]
+    max_batch: Ids
+    type_model: Ids
+    num_ready: Ids
+    independent: Ids
+    finishing: Ids
+    debt_s: Seconds
+    lengths: ExpectedLengths
+    ended: EndedRuns
 
 
 @final
@@ -173,6 +242,27 @@ class AutoPolicy(CellPolicy):
         self._times.use(profile)
         self._num_types = 0
 
+    @property
+    def drops(self) -> bool:
+        """Whether hopeless requests are refused."""
+        return self._hopeless == "drop"
+
+    def times(self, cells: Sequence[CellType]) -> ExpectedStepTimes:
+        """Return what it expects of the steps of these cells, for a simulation that decides by itself."""
+        self._learn_cells(cells)
+        return self._times
+
+    def tables(self, table: RequestTable) -> AutoTables:
+        """Return what it knows after runs that were noted have been learnt from. table: of requests of one model."""
+        if table.stopping_types or self._lengths.told:
+            self._lengths.requests_finished(table, ())
+            self._lengths.learn()
+        return AutoTables(
+            self._cap(self._all), table.has_deadlines, self._hopeless == "ignore", bool(self._lengths.learnt),
+            self._at_once, self._worth, self._stops(table), self._max_batch, table.type_model, self._num_ready,
+            self._independent, self._finishing, self._debt_s, self._lengths.expected, self._lengths.ended,
+        )  # fmt: skip
+
     def step_finished(self, type_id: TypeId, batch: int, seconds: float) -> None:
         self._times.step_finished(type_id, batch, seconds)
 
@@ -189,8 +279,15 @@ class AutoPolicy(CellPolicy):
         slots = none.in_flight
         count_chains(slots, none.left, none.width, self._independent)
         self._ordered(slots, none, 0.0)
-        _see_types_at_once(slots, none.left, none.done, none.width, none.model, self._at_once)
-        self._num_worth(none, slots, 0, 0, 0.0)
+        see_types_at_once(slots, none.left, none.done, none.width, none.model, self._at_once)
+        num_of_line(
+            slots, slots, 0, 0, none.left, none.done, none.width, none.open, none.deadline_s, 0.0,
+            self._times.replay.seconds, self._lengths.expected,
+        )  # fmt: skip
+        are_hopeless(
+            slots, none.left, none.done, none.width, none.open, none.deadline_s, none.arrived_s, self._stops(none),
+            self._lengths.expected, self._times.single_s, 0.0, True,
+        )  # fmt: skip
         most_answered_rps(none.left[slots], none.width[slots], self._times.replay.seconds)
         self._lengths.requests_finished(none, ())
 
@@ -204,16 +301,20 @@ class AutoPolicy(CellPolicy):
 
     def _learn_types(self, view: ReadyView) -> None:
         """Make room for cell types and models that are new."""
-        cells, num_models = view.cells, view.kinds.num_models
+        self._learn_cells(view.cells)
+        num_models = view.kinds.num_models
+        if len(self._at_once) < num_models:
+            more = np.zeros(num_models - len(self._at_once))
+            self._at_once, self._worth = np.concatenate((self._at_once, more)), np.zeros(num_models)
+
+    def _learn_cells(self, cells: Sequence[CellType]) -> None:
+        """Make room for cell types that are new."""
         if len(cells) != self._num_types:
             self._make_room(cells)
             self._lengths.learn_types(cells)
             self._times.learn_types(cells)
             sizes = [cell.max_batch for cell in cells]
             self._smallest, self._largest = min(sizes), max(sizes)
-        if len(self._at_once) < num_models:
-            more = np.zeros(num_models - len(self._at_once))
-            self._at_once, self._worth = np.concatenate((self._at_once, more)), np.zeros(num_models)
 
     # --- what runs -----------------------------------------------------------------------------------------------
 
@@ -284,7 +385,7 @@ class AutoPolicy(CellPolicy):
         in_flight = table.in_flight
         for model in range(table.num_models if len(in_flight) and self._num_types > 1 else 0):
             mine = in_flight if table.num_models < 2 else in_flight[table.model[in_flight] == model]
-            _see_types_at_once(mine[:_LOOKED_AT], table.left, table.done, table.width, table.model, self._at_once)
+            see_types_at_once(mine[:LOOKED_AT], table.left, table.done, table.width, table.model, self._at_once)
         if table.changes == self._rejected_at and self._hopeless != "drop":
             return Admission(())
         num_waiting = view.num_waiting
@@ -322,21 +423,16 @@ class AutoPolicy(CellPolicy):
         """
         if self._hopeless == "ignore" or not table.has_deadlines:
             return np.zeros(len(slots), np.bool_)
-        deadline_s = table.deadline_s[slots]
-        hopeless: NDArray[np.bool_] = now_s + self._times.replay.alone(self._surely_left(table, slots)) > deadline_s
-        if self._hopeless == "defer":
-            hopeless &= now_s - deadline_s < _DEFERRED_FOR * (deadline_s - table.arrived_s[slots])
-        return hopeless
+        return are_hopeless(
+            slots, table.left, table.done, table.width, table.open, table.deadline_s, table.arrived_s,
+            self._stops(table), self._lengths.expected, self._times.single_s, now_s, self._hopeless == "defer",
+        )  # fmt: skip
 
-    def _surely_left(self, table: RequestTable, slots: Slots) -> Ids:
-        """Return the steps that these requests have left, of runs that a value may end at any time one: [slots, types].
-
-        Runs whose lengths a profile told count as predicted.
-        """
-        left = self._lengths.left(table, slots)
-        for type_id in table.stopping_types - self._lengths.told:
-            np.minimum(left[:, type_id], 1, out=left[:, type_id])
-        return left
+    def _stops(self, table: RequestTable) -> NDArray[np.bool_]:
+        """Return the types whose runs a value may end at any time: [types]. Where a profile told lengths it knows."""
+        stops = np.zeros(self._num_types, np.bool_)
+        stops[list(table.stopping_types - self._lengths.told)] = True
+        return stops
 
     def _gains(self, type_id: TypeId) -> bool:
         """Whether full batches of this type gain so much that nobody needs a forecast to join."""
@@ -381,15 +477,11 @@ class AutoPolicy(CellPolicy):
             begin = line if types[0] in table.run_types else candidates
             if not (table.has_deadlines and (table.deadline_s[np.concatenate((in_flight, begin))] < np.inf).any()):
                 return [*first, *begin.tolist()]
-        if not len(candidates):
-            return first
-        slots = np.concatenate((in_flight, candidates))
-        num = self._num_worth(table, slots, len(in_flight), num_waiting - len(first), view.now_s)
-        return [*first, *candidates[:num].tolist()]
+        return [*first, *line[: self._num_of_line(view, in_flight, line, num_waiting - len(first), types)].tolist()]
 
-    def _num_worth(self, table: RequestTable, slots: Slots, num_in_flight: int, num_waiting: int, now_s: float) -> int:
-        """Return how many candidates begin by the forecast. slots: of those in flight, then of the candidates."""
-        return _num_worth(
-            self._lengths.left(table, slots), slots, table.done, table.width, table.deadline_s, now_s,
-            self._times.replay.seconds, num_in_flight, num_waiting,
+    def _num_of_line(self, view: ReadyView, in_flight: Slots, line: Slots, num_waiting: int, types: Ids) -> int:
+        table = view.requests
+        return num_of_line(
+            line, in_flight, num_waiting, self._cap(types), table.left, table.done, table.width, table.open,
+            table.deadline_s, view.now_s, self._times.replay.seconds, self._lengths.expected,
         )  # fmt: skip

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, final
+from operator import is_
+from typing import Final, Literal, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.compiled import compiled
 from batchmaker.cost.latency import LatencyTable, OnlineCorrection
 from batchmaker.cost.lengths import LengthProfile
 from batchmaker.cost.profile import CostProfile
@@ -20,6 +22,62 @@ Steps = NDArray[np.int64]
 
 CORRECT_EVERY = 64
 """Steps between two updates of the forecast's times."""
+
+NOBODY: Final = -1
+_NO_TABLE: Final = np.zeros((0, 0), np.int64)
+
+
+class Predictions(NamedTuple):
+    """The types whose lengths are predicted. Arrays have one entry for each of them.
+
+    cell: its column. given: the column of the type whose length is given, or NOBODY. fixed: the length if it is
+    `fixed`, otherwise 0. edges: [predictions, most edges] of the buckets of given lengths. tables, widths:
+    [predictions, buckets, steps] of LengthProfile, and the steps of each.
+    """
+
+    cell: Steps
+    given: Steps
+    fixed: Steps
+    edges: Steps
+    tables: Steps
+    widths: Steps
+
+
+_NONE: Final[Steps] = np.zeros(0, np.int64)
+NO_PREDICTIONS: Final = Predictions(
+    _NONE, _NONE, _NONE, np.zeros((0, 0), np.int64), np.zeros((0, 0, 0), np.int64), _NONE
+)
+"""No length is predicted."""
+
+
+@compiled
+def steps_left(
+    slots: Slots, left: Steps, done: Steps, width: NDArray[np.float64], is_open: NDArray[np.bool_],
+    predictions: Predictions,
+) -> Steps:  # fmt: skip
+    """Return the remaining steps of each type for these requests: [slots, types]. For the columns see RequestTable."""
+    steps = np.empty((len(slots), left.shape[1]), np.int64)
+    cells, edges, tables = predictions.cell, predictions.edges, predictions.tables
+    for i in range(len(slots)):
+        slot = slots[i]
+        for type_id in range(left.shape[1]):
+            steps[i, type_id] = left[slot, type_id]
+            if width[slot, type_id] != 1.0:
+                steps[i, type_id] = int(np.ceil(left[slot, type_id] / width[slot, type_id] - 1e-9))
+        for which in range(len(cells)):
+            cell, source, fixed = cells[which], predictions.given[which], predictions.fixed[which]
+            so_far = done[slot, cell]
+            if left[slot, cell] == 0 and not is_open[slot]:
+                steps[i, cell] = 0
+            elif fixed > 0:
+                steps[i, cell] = max(fixed - so_far, 1)
+            else:
+                given = left[slot, source] + done[slot, source] if source >= 0 else 0
+                bucket = 0
+                while bucket < edges.shape[1] and edges[which, bucket] < given:
+                    bucket += 1
+                steps[i, cell] = tables[which, bucket, min(so_far, predictions.widths[which] - 1)]
+    return steps
 
 
 @final
@@ -35,7 +93,7 @@ class StepsLeft:
     column of the type whose length is given, and the profile.
     """
 
-    __slots__ = ("_known", "lengths", "predicted", "quantile", "share")
+    __slots__ = ("_known", "_predictions", "_tables", "lengths", "predicted", "quantile", "share")
 
     def __init__(self, lengths: Lengths, quantile: float, percent: float) -> None:
         self.lengths = lengths
@@ -43,6 +101,8 @@ class StepsLeft:
         self.share = percent / 100
         self._known: list[tuple[str, str | None, LengthProfile]] = []
         self.predicted: list[tuple[int, int | None, LengthProfile]] = []
+        self._predictions: Predictions | None = None
+        self._tables: list[NDArray[np.int64]] = []  # of these
 
     def use(self, profile: CostProfile) -> None:
         """Predict lengths from this profile. Lengths learnt while serving stay in this object."""
@@ -61,21 +121,33 @@ class StepsLeft:
             for cell, given, profile in self._known
             if cell in column
         ]
+        self._predictions = None
 
     def left(self, table: RequestTable, slots: Slots) -> Steps:
         """Return the remaining steps of each type for these requests: [slots, types]."""
-        nodes, width = table.left[slots], table.width[slots]
-        steps = nodes if (width == 1).all() else np.ceil(nodes / width - 1e-9).astype(np.int64)
-        for cell, given, profile in self.predicted:
-            done = table.done[slots, cell]
-            alive = (nodes[:, cell] > 0) | table.open[slots]
-            if self.lengths == "fixed":
-                expected = np.maximum(profile.fixed(self.share) - done, 1)
-            else:
-                source = self._given(table, slots, given)
-                expected = profile.remaining(source, done, self.quantile)
-            steps[:, cell] = np.where(alive, expected, 0)
-        return steps
+        return steps_left(slots, table.left, table.done, table.width, table.open, self.predictions())
+
+    def predictions(self) -> Predictions:
+        """Return what is predicted now, for compiled loops."""
+        tables = [_NO_TABLE if self.lengths == "fixed" else p.table(self.quantile) for _, _, p in self.predicted]
+        if self._predictions is not None and all(map(is_, tables, self._tables)):
+            return self._predictions
+        shape = (max((t.shape[axis] for t in tables), default=0) for axis in (0, 1))
+        edges = max((len(profile.edges) for _, _, profile in self.predicted), default=0)
+        self._tables, num = tables, len(tables)
+        self._predictions = found = Predictions(
+            cell=np.array([cell for cell, _, _ in self.predicted], np.int64),
+            given=np.array([NOBODY if given is None else given for _, given, _ in self.predicted], np.int64),
+            fixed=np.array(
+                [p.fixed(self.share) if self.lengths == "fixed" else 0 for _, _, p in self.predicted], np.int64
+            ),
+            edges=np.full((num, edges), np.iinfo(np.int64).max), tables=np.zeros((num, *shape), np.int64),
+            widths=np.array([table.shape[1] for table in tables], np.int64),
+        )  # fmt: skip
+        for which, ((_, _, profile), table) in enumerate(zip(self.predicted, tables, strict=True)):
+            found.edges[which, : len(profile.edges)] = profile.edges
+            found.tables[which, : table.shape[0], : table.shape[1]] = table
+        return found
 
     def whole(self, table: RequestTable, slots: Slots) -> Steps:
         """Return all steps of each type for these requests, done ones included: [slots, types]."""
@@ -97,6 +169,20 @@ class StepsLeft:
             return np.zeros(len(slots), np.int64)
         whole: Steps = table.left[slots, column] + table.done[slots, column]
         return whole
+
+
+class ExpectedTimes(NamedTuple):
+    """What ExpectedStepTimes knows, for compiled loops.
+
+    corrects: whether steps change `factors`, [types], by which base_s is to be multiplied. base_s, seconds: [types,
+    most + 1] as profiled, and as expected now. single_s: [types] of one row.
+    """
+
+    corrects: bool
+    base_s: NDArray[np.float64]
+    factors: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    single_s: NDArray[np.float64]
 
 
 @final
@@ -142,6 +228,12 @@ class ExpectedStepTimes:
         return self._correction is not None
 
     @property
+    def tables(self) -> ExpectedTimes:
+        """What is expected now. Its factors are those of this object."""
+        factors = np.zeros(0) if self._correction is None else self._correction.factors
+        return ExpectedTimes(self.corrects, self.base, factors, self._replay.seconds, self._single_s)
+
+    @property
     def replay(self) -> Replay:
         """Forecasts with the present times."""
         return self._replay
@@ -166,7 +258,7 @@ class ExpectedStepTimes:
         if rows and self._known is not None:
             self.base[rows] = self._known.dense([names[i] for i in rows], max_batch)
         self._is_known = [bool(row.any()) for row in self.base]
-        self._rebuild()
+        self.rebuild()
 
     def step_finished(self, type_id: int, batch: int, seconds: float) -> None:
         """Learn from a measured step."""
@@ -184,9 +276,10 @@ class ExpectedStepTimes:
                 seen[size] = seconds if predicted == 0 else 0.9 * predicted + 0.1 * seconds
         self._since += 1
         if self._since >= CORRECT_EVERY or predicted == 0:
-            self._rebuild()
+            self.rebuild()
 
-    def _rebuild(self) -> None:
+    def rebuild(self) -> None:
+        """Let forecasts use what was learnt."""
         self._since = 0
         seconds = self.base.copy()
         if self._correction is not None:

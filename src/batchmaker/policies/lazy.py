@@ -14,14 +14,26 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal, final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from batchmaker.compiled import compiled
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import Admission, CellPolicy, ReadyView
-from batchmaker.policies.expectation import ExpectedStepTimes, Lengths, StepsLeft
-from batchmaker.policies.joining import ALIKE, LITERAL, NO_STEPS, NO_TEST, OLDEST, REPLAY, JoiningRules, num_joining
+from batchmaker.policies.expectation import (
+    NO_PREDICTIONS,
+    ExpectedStepTimes,
+    Lengths,
+    Predictions,
+    StepsLeft,
+    steps_left,
+)
+from batchmaker.policies.joining import LITERAL, NO_TEST, OLDEST, REPLAY, JoiningRules, num_joining
 from batchmaker.policies.requests import RequestTable, Slots
+
+Ids = NDArray[np.int64]
+Seconds = NDArray[np.float64]
 
 _SLACK = {"replay": REPLAY, "oldest": OLDEST, "literal": LITERAL, "none": NO_TEST}
 
@@ -123,7 +135,7 @@ class LazyPolicy(CellPolicy):
         if len(ready) < 2 or table.num_models < 2:
             return ready
         self._learn_new_types(view)
-        urgency = self._urgency(view, table, table.in_flight)
+        urgency = self._urgency(table, table.in_flight)
         return sorted(ready, key=lambda type_id: (urgency[int(table.type_model[type_id])], type_id))
 
     def admit(self, view: ReadyView) -> Admission:
@@ -142,7 +154,7 @@ class LazyPolicy(CellPolicy):
         if self.drops and len(line):
             hopeless = self._hopeless(view, line)
             refused, line = line[hopeless], line[~hopeless]
-        candidates = line[: max(room, 0)] if one_model else _fitting(table, line, cap)
+        candidates = line[: max(room, 0)] if one_model else fitting(table.model, in_flight, line, cap, table.num_models)
         if len(candidates) and table.changes == self._rejected_at:
             candidates = candidates[:0]
         elif len(candidates) and len(in_flight) and (self.rules.benefit or self.rules.slack != NO_TEST):
@@ -151,19 +163,10 @@ class LazyPolicy(CellPolicy):
         return Admission(candidates.tolist(), refused.tolist())
 
     def _num_joining(self, view: ReadyView, table: RequestTable, in_flight: Slots, candidates: Slots) -> int:
-        slots = np.concatenate((in_flight, candidates))
-        width = table.width[slots]
-        deadline_s = table.deadline_s[slots]
-        return num_joining(
-            self.left.left(table, slots),
-            ALIKE if (width == 1).all() else width,
-            self.left.whole(table, slots) if self.rules.slack in (OLDEST, LITERAL) else NO_STEPS,
-            len(in_flight),
-            self.times.replay.seconds,
-            deadline_s - view.now_s,
-            deadline_s - np.minimum(table.began_s[slots], view.now_s),
-            self.rules,
-        )
+        return num_joining_of(
+            np.concatenate((in_flight, candidates)), len(in_flight), table.left, table.done, table.width, table.open,
+            table.deadline_s, table.began_s, self.left.predictions(), self.times.replay.seconds, view.now_s, self.rules,
+        )  # fmt: skip
 
     def _learn_new_types(self, view: ReadyView) -> None:
         if len(view.cells) != self._num_types:
@@ -188,26 +191,74 @@ class LazyPolicy(CellPolicy):
         late: np.ndarray[tuple[int], np.dtype[np.bool_]] = view.now_s + alone_s > table.deadline_s[slots]
         return late
 
-    def _urgency(self, view: ReadyView, table: RequestTable, slots: Slots) -> dict[int, float]:
+    def _urgency(self, table: RequestTable, slots: Slots) -> Seconds:
         """Return a number per model. The smallest runs first."""
-        models = table.model[slots]
-        if self.recent:
-            keys = -table.began_s[slots]
-        else:
-            keys = table.deadline_s[slots] - self.times.replay.alone(self.left.left(table, slots))
-        urgency = dict.fromkeys(range(table.num_models), np.inf)
-        for model in set(models.tolist()):
-            urgency[model] = float(keys[models == model].min())
-        return urgency
+        return urgencies(
+            slots, table.left, table.done, table.width, table.open, table.deadline_s, table.began_s, table.model,
+            table.num_models, NO_PREDICTIONS if self.recent else self.left.predictions(), self.times.replay.seconds,
+            self.recent,
+        )  # fmt: skip
 
 
-def _fitting(table: RequestTable, line: Slots, cap: int) -> Slots:
-    """Return the requests in line whose model has fewer than `cap` requests in flight, in order."""
-    counts = np.bincount(table.model[table.in_flight], minlength=table.num_models)
-    chosen = []
-    for slot in line.tolist():
-        model = int(table.model[slot])
-        if counts[model] < cap:
-            counts[model] += 1
-            chosen.append(slot)
-    return np.array(chosen, np.int64)
+@compiled
+def num_joining_of(
+    slots: Slots, num_in_flight: int, left: Ids, done: Ids, width: Seconds, is_open: NDArray[np.bool_],
+    deadline_s: Seconds, began_s: Seconds, predictions: Predictions, seconds: Seconds, now_s: float,
+    rules: JoiningRules,
+) -> int:  # fmt: skip
+    """Return how many of those in line join (see `num_joining`), from the columns of the request table.
+
+    slots: of those in flight, then of the candidates. seconds: [types, max_batch + 1] of a step.
+    """
+    steps = steps_left(slots, left, done, width, is_open, predictions)
+    num, num_types = steps.shape
+    rows, whole, is_alike = np.empty((num, num_types)), np.empty((num, num_types), np.int64), True
+    due_s, slack_s = np.empty(num), np.empty(num)
+    for i in range(num):
+        slot = slots[i]
+        due_s[i] = deadline_s[slot] - now_s
+        slack_s[i] = deadline_s[slot] - min(began_s[slot], now_s)
+        for type_id in range(num_types):
+            rows[i, type_id] = width[slot, type_id]
+            is_alike = is_alike and rows[i, type_id] == 1.0
+            whole[i, type_id] = steps[i, type_id] + int(np.ceil(done[slot, type_id] / rows[i, type_id] - 1e-9))
+    alike = np.empty((0, 0)) if is_alike else rows
+    return num_joining(steps, alike, whole, num_in_flight, seconds, due_s, slack_s, rules)
+
+
+@compiled
+def urgencies(
+    slots: Slots, left: Ids, done: Ids, width: Seconds, is_open: NDArray[np.bool_], deadline_s: Seconds,
+    began_s: Seconds, model: Ids, num_models: int, predictions: Predictions, seconds: Seconds, recent: bool,
+) -> Seconds:  # fmt: skip
+    """Return a number for each model, of its requests in flight: [models]. The smallest goes first.
+
+    For the columns see RequestTable. seconds: [types, max_batch + 1] of a step. recent: see LazyPolicy (`stack`).
+    """
+    found = np.full(num_models, np.inf)
+    steps = steps_left(slots[: 0 if recent else len(slots)], left, done, width, is_open, predictions)
+    for i in range(len(slots)):
+        slot = slots[i]
+        key = -began_s[slot]
+        if not recent:
+            alone_s = 0.0
+            for type_id in range(steps.shape[1]):
+                alone_s += steps[i, type_id] * seconds[type_id, 1]
+            key = deadline_s[slot] - alone_s
+        found[model[slot]] = min(found[model[slot]], key)
+    return found
+
+
+@compiled
+def fitting(model: Ids, in_flight: Slots, line: Slots, cap: int, num_models: int) -> Slots:
+    """Return the requests in line whose model has fewer than `cap` requests in flight, in order. model: [slots]."""
+    counts, chosen = np.zeros(num_models, np.int64), np.empty(len(line), np.int64)
+    for slot in in_flight:
+        counts[model[slot]] += 1
+    num = 0
+    for slot in line:
+        if counts[model[slot]] < cap:
+            counts[model[slot]] += 1
+            chosen[num] = slot
+            num += 1
+    return chosen[:num]

@@ -15,7 +15,8 @@ Slots = NDArray[np.int64]
 
 
 @compiled
-def _submit(left: NDArray[np.int64], done: NDArray[np.int64], slots: Slots, type_id: int) -> None:
+def submit(left: NDArray[np.int64], done: NDArray[np.int64], slots: Slots, type_id: int) -> None:
+    """See RequestTable.submitted."""
     for i in range(len(slots)):
         left[slots[i], type_id] -= 1
         done[slots[i], type_id] += 1
@@ -150,7 +151,7 @@ class RequestTable:
 
     def submitted(self, slots: Slots, type_id: int) -> None:
         """Note that one node of this type of each of these requests was submitted; slots may repeat."""
-        _submit(self.left, self.done, slots, type_id)
+        submit(self.left, self.done, slots, type_id)
 
     def add_submitted(self, slots: Sequence[int], counts: NDArray[np.int64]) -> None:
         """Note that so many nodes of these requests were submitted: [requests, types]. slots: each once."""

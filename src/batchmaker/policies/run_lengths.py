@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +21,45 @@ QUANTILE: Final = 0.75
 """Of the remaining steps of runs that have come as far: what is expected."""
 _NEVER: Final = np.iinfo(np.int64).max
 _UNKNOWN: Final = np.ones((1, 1), np.int64)
-_MOST_NOTED: Final = 256  # runs of a type that have ended and were not learnt from
+MOST_NOTED: Final = 256
+"""Runs of a type that have ended and were not learnt from; and those of one step more."""
+
+
+class ExpectedLengths(NamedTuple):
+    """What is expected, for compiled loops.
+
+    row: [types] the rows in the next four, -1 where the graph tells. is_told: [rows] whether a profile told the
+    lengths. given: [rows] the type whose length is known at the start, or -1. edges: [rows, buckets - 1] of it.
+    expected: [rows, buckets, most steps done + 1].
+    """
+
+    row: Ids
+    is_told: NDArray[np.bool_]
+    given: Ids
+    edges: Ids
+    expected: Ids
+
+
+class EndedRuns(NamedTuple):
+    """Runs that have ended and were not learnt from.
+
+    types, given: [rows], see ExpectedLengths. ended: [rows, 2, room] given lengths and steps, written up to num_ended
+    [rows]. until_stale: [rows] so many runs change what is expected.
+    """
+
+    types: Ids
+    given: Ids
+    ended: Ids
+    num_ended: Ids
+    until_stale: Ids
 
 
 @compiled
-def _steps_left(
-    slots: Slots, left: Ids, done: Ids, width: NDArray[np.float64], is_open: NDArray[np.bool_], row: Ids,
-    is_told: NDArray[np.bool_], given: Ids, edges: Ids, expected: Ids,
-) -> Ids:  # fmt: skip
-    """Return the remaining steps of each type: [slots, types].
-
-    left, done, width, is_open: see RequestTable. row: [types] the rows in the next four, -1 where the graph tells.
-    is_told: [rows] whether a profile told the lengths. given: [rows] the type whose length is known at the start, or
-    -1. edges: [rows, buckets - 1] of it. expected: [rows, buckets, most steps done + 1].
-    """
+def run_steps_left(
+    slots: Slots, left: Ids, done: Ids, width: NDArray[np.float64], is_open: NDArray[np.bool_], lengths: ExpectedLengths
+) -> Ids:
+    """Return the remaining steps of each type: [slots, types]. left, done, width, is_open: see RequestTable."""
+    row, is_told, given, edges, expected = lengths
     num_types = left.shape[1]
     steps = np.empty((len(slots), num_types), np.int64)
     for i in range(len(slots)):
@@ -59,15 +84,9 @@ def _steps_left(
 
 
 @compiled
-def _note_ended(
-    slots: Slots, left: Ids, done: Ids, width: NDArray[np.float64], types: Ids, given: Ids, ended: Ids,
-    num_ended: Ids, until_stale: Ids,
-) -> bool:  # fmt: skip
-    """Note the steps of these requests' runs; return whether it is time to learn from what was noted.
-
-    types, given: [rows], see `_steps_left`. ended: [rows, 2, room] given lengths and steps, written up to num_ended
-    [rows]. until_stale: [rows] so many runs change what is expected.
-    """
+def note_ended(slots: Slots, left: Ids, done: Ids, width: NDArray[np.float64], runs: EndedRuns) -> bool:
+    """Note the steps of these requests' runs; return whether it is time to learn from what was noted."""
+    types, given, ended, num_ended, until_stale = runs
     is_stale = False
     for row in range(len(types)):
         for i in range(len(slots)):
@@ -77,7 +96,7 @@ def _note_ended(
                 ended[row, 0, at] = left[slots[i], source] + done[slots[i], source] if source >= 0 else 0
                 ended[row, 1, at] = steps
                 num_ended[row] += 1
-        is_stale = is_stale or num_ended[row] >= min(until_stale[row], _MOST_NOTED)
+        is_stale = is_stale or num_ended[row] >= min(until_stale[row], MOST_NOTED)
     return is_stale
 
 
@@ -147,10 +166,15 @@ class RunLengths:
 
     def left(self, table: RequestTable, slots: Slots) -> Ids:
         """Return the remaining steps of each type for these requests: [slots, types]."""
-        return _steps_left(
-            slots, table.left, table.done, table.width, table.open, self._row, self._is_told, self._given, self._edges,
-            self._expected,
-        )  # fmt: skip
+        return run_steps_left(slots, table.left, table.done, table.width, table.open, self.expected)
+
+    @property
+    def expected(self) -> ExpectedLengths:
+        return ExpectedLengths(self._row, self._is_told, self._given, self._edges, self._expected)
+
+    @property
+    def ended(self) -> EndedRuns:
+        return EndedRuns(self._types, self._given, self._ended, self._num_ended, self._until_stale)
 
     def requests_finished(self, table: RequestTable, slots: Sequence[int]) -> None:
         """Learn the lengths of these requests' runs, of many at once."""
@@ -159,15 +183,15 @@ class RunLengths:
             for type_id in table.stopping_types - self._predicted.keys():
                 self._predicted[type_id] = _Predicted(LengthProfile(), -1, is_told=False)
             self._tabulate()
-        if len(slots) > self._ended.shape[2] - _MOST_NOTED:
+        if len(slots) > self._ended.shape[2] - MOST_NOTED:
             self._ended = np.pad(self._ended, ((0, 0), (0, 0), (0, len(slots))))
-        is_stale = _note_ended(
-            np.array(slots, np.int64), table.left, table.done, table.width, self._types, self._given, self._ended,
-            self._num_ended, self._until_stale,
-        )  # fmt: skip
-        if is_stale:
-            self._observe()
-            self._tabulate()
+        if note_ended(np.array(slots, np.int64), table.left, table.done, table.width, self.ended):
+            self.learn()
+
+    def learn(self) -> None:
+        """Expect what the runs that were noted show."""
+        self._observe()
+        self._tabulate()
 
     def _observe(self) -> None:
         """Learn from the runs that were noted; `_tabulate` must follow."""
@@ -183,7 +207,7 @@ class RunLengths:
         self.told = {type_id for type_id, one in self._predicted.items() if one.is_told}
         self.learnt = {t for t, one in self._predicted.items() if not one.is_told and one.profile.num_samples}
         self._num_ended = np.zeros(len(predicted), np.int64)
-        self._ended = np.zeros((len(predicted), 2, 2 * _MOST_NOTED), np.int64)
+        self._ended = np.zeros((len(predicted), 2, 2 * MOST_NOTED), np.int64)
         tables = [one.profile.table(QUANTILE) if one.profile.num_samples else _UNKNOWN for one in predicted]
         self._until_stale = np.array([one.profile.num_until_stale for one in predicted], np.int64)
         buckets, longest = (max((table.shape[axis] for table in tables), default=1) for axis in (0, 1))

@@ -117,7 +117,7 @@ class GraphAdmission:
         self._cells: list[CellType] = []
         self._value_tables: Ids = np.zeros((0, 0), np.int64)
         self._numbers = SubgraphNumbers(arena, node_by_node=node_by_node)
-        self._copies = GraphCopies(arena)
+        self._copies = GraphCopies(arena, keeps_sources=plan_rows)
 
     def add_type(self, cell: CellType) -> RowPool:
         """Add a cell type; return its row pool."""

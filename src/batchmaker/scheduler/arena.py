@@ -126,6 +126,7 @@ class Arena:
         self.types: Ids = np.zeros((TYPE_FIELDS, 0), np.int64)
         self.ports: Ids = np.zeros((0, 1), np.int64)
         self.seconds: NDArray[np.float64] = np.zeros((0, 2))
+        self.known_s: NDArray[np.float64] = np.zeros((0, 1))
         self.queue: Ids = np.zeros((QUEUE_FIELDS, n), np.int64)
         self.pools: Ids = np.zeros((POOL_FIELDS, 0), np.int64)
         self.free_rows: Ids = np.zeros(0, np.int64)
@@ -141,6 +142,7 @@ class Arena:
         self.budget_s: NDArray[np.float64] = np.zeros((1, 1))
         self.place: Ids = np.full(n, -1, np.int64)  # scratch of admission, all -1 between calls
         self._num_queued = 0  # of `queue`, what types have
+        self.keeps_sources = True  # whether there is a place for the inputs of every node
         self._tables: Ids | None = None
         self._name_rows()
 
@@ -189,7 +191,11 @@ class Arena:
         capacity = len(self._links(kind))
         if self.counts[kind] + 2 * wanted.sum() <= capacity:  # a size class is at most a quarter larger
             return False
-        top = self.top_after(kind, wanted)
+        return self.make_room(kind, self.top_after(kind, wanted))
+
+    def make_room(self, kind: int, top: int) -> bool:
+        """Have room for numbers below `top`; return whether the tables have grown."""
+        capacity = len(self._links(kind))
         if top <= capacity:
             return False
         if kind == NODES:
@@ -213,6 +219,10 @@ class Arena:
         """Give back what `allocate` has returned as `firsts` for `counts`."""
         extents.release_each(self.free, self.counts, kind, self._links(kind), firsts, counts)
 
+    def forget_numbers(self) -> None:
+        """Take all numbers back at once, as if none had been given out. Nothing may be in flight."""
+        self.counts[:], self.free[:], self.types[PLACES] = 0, NOWHERE, 0
+
     def fit_depths(self) -> None:
         """Have a depth for every node number."""
         if len(self.depth_of) < self.node_capacity:
@@ -221,10 +231,9 @@ class Arena:
     def grow_nodes(self, size: int) -> None:
         """Make room for node numbers below `size`."""
         before = self.node_capacity
-        self.nodes, self.source, self.source_table = (
-            np.concatenate((table, np.zeros((len(table), size - before), np.int64)), axis=1)
-            for table in (self.nodes, self.source, self.source_table)
-        )
+        for name in ("nodes", "source", "source_table") if self.keeps_sources else ("nodes",):
+            table = getattr(self, name)
+            setattr(self, name, np.concatenate((table, np.zeros((len(table), size - before), np.int64)), axis=1))
         self._name_rows()
 
     # --- cell types, pools, lanes -------------------------------------------------------------------------------------
@@ -247,7 +256,9 @@ class Arena:
         tables[:number, :, : self.lane_tables.shape[2]] = self.lane_tables
         seconds = np.full((number + 1, max(self.seconds.shape[1], cell.max_batch + 1)), UNKNOWN_S)
         seconds[:number, : self.seconds.shape[1]] = self.seconds
-        self.ports, self.lane_tables, self.seconds = ports, tables, seconds
+        known_s = np.full((number + 1, (seconds.shape[1] - 1).bit_length()), np.nan)
+        known_s[:number, : self.known_s.shape[1]] = self.known_s
+        self.ports, self.lane_tables, self.seconds, self.known_s = ports, tables, seconds, known_s
         self.lanes = np.concatenate((self.lanes, np.zeros((LANE_FIELDS, num_workers, 1), np.int64)), axis=2)
 
     def note_port(self, type_id: int, port: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled, compiled_inline, compiled_within
 from batchmaker.scheduler import extents
 from batchmaker.scheduler.admission import enter_extents
 from batchmaker.scheduler.copies import (
@@ -18,6 +18,7 @@ from batchmaker.scheduler.copies import (
     KEPT,
     SLOT,
     SUBGRAPHS_FROM,
+    Forms,
     forms_at,
     write_copies,
 )
@@ -53,52 +54,80 @@ from batchmaker.scheduler.layout import (
     SUBGRAPHS,
 )
 from batchmaker.scheduler.progress import release
-from batchmaker.scheduler.tables import state_at
+from batchmaker.scheduler.tables import State, state_at
 
 Ids = NDArray[np.int64]
 
 
-@compiled
-def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: Ids) -> Ids:
-    """Take requests with copies of known graphs, none of them empty, and queue what is ready.
+@compiled_within
+def _fits(free: Ids, counts: Ids, kind: int, links: Ids, wanted: Ids) -> bool:
+    """Whether there are numbers of a kind for extents of these sizes."""
+    most = counts[kind]
+    for size in wanted:
+        most += extents.size_class(size)[0]
+    return most <= len(links) or extents.top_after(free, counts, kind, links, wanted) <= len(links)
 
-    ids, ranks, numbers: [requests] the number of each, its rank, and the number of its form. Returns [2, requests]
-    their slots, and the first nodes of their graphs; with no columns, and nothing changed, if some table lacks room.
-    """
-    state, forms = state_at(addresses), forms_at(forms_addresses)
-    nodes, subgraphs, requests, types, free, counts = (
-        state.nodes, state.subgraphs, state.requests, state.types, state.free, state.counts,
-    )  # fmt: skip
-    count = len(numbers)
-    places = np.zeros(types.shape[1], np.int64)
-    columns, where = np.zeros((EXTENT_FIELDS, count), np.int64), np.zeros((KEPT + 1, count), np.int64)
-    for i in range(count):
+
+@compiled_inline
+def _has_room(state: State, forms: Forms, numbers: Ids) -> bool:
+    """Whether all tables have room for copies of these forms."""
+    free, counts, types = state.free, state.counts, state.types
+    sizes, places = np.ones((4, len(numbers)), np.int64), np.zeros(types.shape[1], np.int64)
+    for i in range(len(numbers)):
         form = numbers[i]
-        columns[FIRST_LOCAL, i], columns[NUM_NODES, i] = forms.counts[0, form], forms.counts[1, form]
-        columns[NUM_SUBGRAPHS, i], columns[EXTENT_NUM_EDGES, i] = forms.counts[2, form], forms.counts[3, form]
+        sizes[0, i], sizes[1, i], sizes[2, i] = forms.counts[1, form], forms.counts[2, form], forms.counts[3, form]
         for j in range(forms.subgraphs_begins[form], forms.subgraphs_begins[form + 1]):
             is_run = forms.subgraphs[FORM_END, j] > 0
             places[forms.subgraphs[FORM_TYPE, j]] += 1 if is_run else forms.subgraphs[FORM_SIZE, j]
-    ones = np.ones(count, np.int64)
-    has_room = extents.top_after(free, counts, NODES, nodes[FIRST_EDGE], columns[NUM_NODES]) <= nodes.shape[1]
-    has_room &= extents.top_after(free, counts, SUBGRAPHS, subgraphs[HEAD], columns[NUM_SUBGRAPHS]) <= len(subgraphs[0])
-    has_room &= extents.top_after(free, counts, EDGES, state.consumer, columns[EXTENT_NUM_EDGES]) <= len(state.consumer)
-    has_room &= extents.top_after(free, counts, SLOTS, requests[NEXT_SLOT], ones) <= requests.shape[1]
-    has_room &= extents.top_after(free, counts, EXTENTS, state.extents[NEXT], ones) <= state.extents.shape[1]
+    has_room: bool = _fits(free, counts, NODES, state.nodes[FIRST_EDGE], sizes[0])
+    has_room &= _fits(free, counts, SUBGRAPHS, state.subgraphs[HEAD], sizes[1])
+    has_room &= _fits(free, counts, EDGES, state.consumer, sizes[2])
+    has_room &= _fits(free, counts, EXTENTS, state.extents[NEXT], sizes[3])
     for type_id in range(types.shape[1]):
         room = types[QUEUE_END, type_id] - types[QUEUE_BEGIN, type_id]
         has_room &= 2 * (types[PLACES, type_id] + places[type_id]) <= room
-    if not has_room:
-        return np.empty((2, 0), np.int64)
-    for i in range(count):
-        slot = extents.allocate(free, counts, SLOTS, requests[NEXT_SLOT], 1)
+    return has_room
+
+
+@compiled_inline
+def _has_slots(state: State, count: int) -> bool:
+    """Whether there are slots for so many requests."""
+    links = state.requests[NEXT_SLOT]
+    return _fits(state.free, state.counts, SLOTS, links, np.ones(count, np.int64))
+
+
+@compiled_inline
+def _take_slots(state: State, ids: Ids, ranks: Ids) -> Ids:
+    """Give these requests slots; return them. There must be room."""
+    requests, counts = state.requests, state.counts
+    slots = np.empty(len(ids), np.int64)
+    for i in range(len(ids)):
+        slot = extents.allocate(state.free, counts, SLOTS, requests[NEXT_SLOT], 1)
         for field in range(REQUEST_FIELDS):
             requests[field, slot] = 0
         requests[ID, slot], requests[IN_USE, slot], requests[ALIVE, slot] = ids[i], 1, 1
         requests[RANK, slot], requests[FIRST, slot], requests[LAST, slot] = ranks[i], NOWHERE, NOWHERE
         counts[NUM_RANKED] += ranks[i] != 0
-        where[FORM, i], where[SLOT, i] = numbers[i], slot
+        slots[i] = slot
+    return slots
+
+
+@compiled_inline
+def _begin(state: State, forms: Forms, slots: Ids, numbers: Ids) -> Ids:
+    """Write copies of these forms for the requests in these slots, and queue what is ready. There must be room.
+
+    Returns the first nodes of the copies.
+    """
+    nodes, subgraphs, requests, types, free, counts = (
+        state.nodes, state.subgraphs, state.requests, state.types, state.free, state.counts,
+    )  # fmt: skip
+    count = len(numbers)
+    columns, where = np.zeros((EXTENT_FIELDS, count), np.int64), np.zeros((KEPT + 1, count), np.int64)
     for i in range(count):
+        form = numbers[i]
+        columns[FIRST_LOCAL, i], columns[NUM_NODES, i] = forms.counts[0, form], forms.counts[1, form]
+        columns[NUM_SUBGRAPHS, i], columns[EXTENT_NUM_EDGES, i] = forms.counts[2, form], forms.counts[3, form]
+        where[FORM, i], where[SLOT, i] = form, slots[i]
         base = extents.allocate(free, counts, NODES, nodes[FIRST_EDGE], columns[NUM_NODES, i])
         columns[BASE, i] = where[FORM_BASE, i] = base
     for i in range(count):
@@ -112,7 +141,39 @@ def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: 
         extent_numbers[i] = extents.allocate(free, counts, EXTENTS, state.extents[NEXT], 1)
     enter_extents(columns, extent_numbers, where[SLOT], state.extents, requests, subgraphs, types)
     release(nodes, subgraphs, requests, types, state.queue, counts, ready)
-    found = np.empty((2, count), np.int64)
-    for i in range(count):
-        found[0, i], found[1, i] = where[SLOT, i], where[FORM_BASE, i]
+    bases: Ids = columns[BASE]
+    return bases
+
+
+@compiled
+def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: Ids) -> Ids:
+    """Take requests with copies of known graphs, none of them empty, and queue what is ready.
+
+    ids, ranks, numbers: [requests] the number of each, its rank, and the number of its form. Returns [2, requests]
+    their slots, and the first nodes of their graphs; with no columns, and nothing changed, if some table lacks room.
+    """
+    state, forms = state_at(addresses), forms_at(forms_addresses)
+    if not (_has_room(state, forms, numbers) and _has_slots(state, len(ids))):
+        return np.empty((2, 0), np.int64)
+    found = np.empty((2, len(ids)), np.int64)
+    found[0] = _take_slots(state, ids, ranks)
+    found[1] = _begin(state, forms, found[0], numbers)
     return found
+
+
+@compiled
+def wait(addresses: Ids, ids: Ids, ranks: Ids) -> Ids:
+    """Take requests that do not begin yet; see `arrive`. Returns their slots; none, if the table lacks room."""
+    state = state_at(addresses)
+    if not _has_slots(state, len(ids)):
+        return np.empty(0, np.int64)
+    return _take_slots(state, ids, ranks)
+
+
+@compiled
+def begin(addresses: Ids, forms_addresses: Ids, slots: Ids, numbers: Ids) -> Ids:
+    """Let requests begin that wait; see `arrive`. Returns the first nodes of their graphs; none, if room lacks."""
+    state, forms = state_at(addresses), forms_at(forms_addresses)
+    if not _has_room(state, forms, numbers):
+        return np.empty(0, np.int64)
+    return _begin(state, forms, slots, numbers)

@@ -70,7 +70,10 @@ class Completion:
             del state.tasks[event.task]
         stopped = NEVER if event.stopped is None else np.array(event.stopped, np.bool_)
         answer = not (event.failed or state.chunks or state.attached)
-        found = retire(arena.tables, task.type_id, task.worker, task.steps, event.first, event.end, stopped, answer)
+        found = retire(
+            arena.tables, task.type_id, task.worker, task.steps, event.first, event.end, stopped, answer,
+            event.busy_s,
+        )  # fmt: skip
         num_over, num_dying, num_done, num_stopped = found[:RETIRED].tolist()
         over, at = found[RETIRED : RETIRED + num_over], RETIRED + num_over * (2 if answer else 1) + num_dying
         ids = found[RETIRED + num_over : RETIRED + 2 * num_over].tolist() if answer else []

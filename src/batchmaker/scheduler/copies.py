@@ -144,10 +144,14 @@ class GraphForm:
 
 @final
 class GraphCopies:
-    """Remembers graphs as they were first admitted. One per scheduler."""
+    """Remembers graphs as they were first admitted. One per scheduler.
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    keeps_sources: copies say where their inputs are computed. max_forms, max_nodes: see MAX_FORMS.
+    """
+
+    def __init__(self, arena: Arena, *, keeps_sources: bool) -> None:
+        self._arena, self._keeps_sources = arena, keeps_sources
+        self.max_forms, self.max_nodes = MAX_FORMS, MAX_NODES
         self._forget()
 
     def _forget(self) -> None:
@@ -215,7 +219,7 @@ class GraphCopies:
 
         None of its subgraphs may have been released yet. is_host: [tables].
         """
-        if len(self._forms) >= MAX_FORMS or self._nodes.count + graph.num_nodes > MAX_NODES:
+        if len(self._forms) >= self.max_forms or self._nodes.count + graph.num_nodes > self.max_nodes:
             self._forget()
         self._addresses = None
         arena, number = self._arena, len(self._forms)
@@ -237,7 +241,7 @@ class GraphCopies:
         self._edges.add(number, arena.consumer[None, edges] - extent.base)
         self._ready.add(number, np.flatnonzero(external == 0)[None])
         sources, kept = self._known_sources(extent, is_host, kept_base)
-        self._sources.add(number, sources)
+        self._sources.add(number, sources if self._keeps_sources or kept.size else sources[:, :0])
         self._kept.add(number, kept)
         self._forms[id(graph)] = GraphForm(number, graph, host_tables, bool(kept.size))
 

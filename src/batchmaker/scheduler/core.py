@@ -117,6 +117,11 @@ class Scheduler(View):
 
     # --- interface for drivers -----------------------------------------------------------------------------
 
+    @property
+    def state(self) -> SchedulerState:
+        """All that it knows. Simulations play on its tables without it."""
+        return self._state
+
     def handle(self, *events: Event) -> list[Command]:
         """Take events in order, then give work to idle workers. Returns commands; carry them out in their order."""
         commands: list[Command] = []
@@ -329,7 +334,6 @@ class Scheduler(View):
         done = self._completion.steps_finished(event)
         commands.extend(done.reads)
         if event.busy_s > 0:
-            self._state.types[done.type_id].step_times.add(done.num_steps, done.num_rows, event.busy_s)
             step_s = event.busy_s / done.num_steps
             self._policy.step_finished(done.type_id, done.num_rows // done.num_steps, step_s)
             if self._urgency is not None:

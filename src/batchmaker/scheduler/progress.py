@@ -199,15 +199,16 @@ def stop_or_go_on(
                 occupant[of_subgraphs[LANE, mine]] = NOBODY
                 of_subgraphs[LANE, mine] = NOWHERE
                 of_subgraphs[LANE_WORKER, mine] = NOWHERE
-    seen = np.zeros(of_subgraphs.shape[1] if len(nodes) > 0 else 0, np.bool_)
     for i in range(len(nodes) - 1, -1, -1):
         node, mine = nodes[i], subgraphs[i]
-        if of_subgraphs[OPEN_ENDED, mine] in (0, OVER) or of_subgraphs[IN_FLIGHT, mine] > 0 or seen[mine]:
+        if of_subgraphs[OPEN_ENDED, mine] in (0, OVER) or of_subgraphs[IN_FLIGHT, mine] != 0:
             continue
-        seen[mine] = True
+        of_subgraphs[IN_FLIGHT, mine] = NOWHERE  # seen, until all are
         if requests[ALIVE, of_nodes[REQUEST, node]]:
             following[num_following] = (of_subgraphs[SEQUENCE, mine] << NODE_BITS) | (node + 1)
             num_following += 1
+    for i in range(len(subgraphs)):
+        of_subgraphs[IN_FLIGHT, subgraphs[i]] = max(of_subgraphs[IN_FLIGHT, subgraphs[i]], 0)
     return over_at[:num_over], last[:num_over], following[:num_following]
 
 

@@ -9,6 +9,7 @@ from batchmaker.compiled import compiled, compiled_within
 from batchmaker.scheduler.layout import (
     ID,
     LANES_BEGIN,
+    MAX_BATCH,
     NOBODY,
     NUM_LANES,
     NUM_PORTS,
@@ -22,6 +23,7 @@ from batchmaker.scheduler.layout import (
 from batchmaker.scheduler.leave import end_those_done, leave_all
 from batchmaker.scheduler.progress import end_step, finish, free_rows, release, stop_or_go_on
 from batchmaker.scheduler.queues import put, ranks_of, sort
+from batchmaker.scheduler.step_times import learn_steps
 from batchmaker.scheduler.steps import (
     AT_NODE,
     AT_SUBGRAPH,
@@ -74,13 +76,15 @@ def _put(result: Ids, at: int, values: Ids) -> int:
 
 @compiled
 def retire(
-    addresses: Ids, type_id: int, worker: int, task: Ids, first: int, end: int, stopped: Flags, answer: bool
-) -> Ids:
+    addresses: Ids, type_id: int, worker: int, task: Ids, first: int, end: int, stopped: Flags, answer: bool,
+    busy_s: float,
+) -> Ids:  # fmt: skip
     """Update the tables after steps `first` to before `end` of a task have run.
 
     task: see `packed`. stopped: [positions of these steps] whether a value has ended the run; empty if none has.
     answer: whether to end the requests that have no work left and may get no more, and to forget them; if none is a
-    chunk of a sequence, and no unfold function waits for what has run.
+    chunk of a sequence, and no unfold function waits for what has run. busy_s: seconds that the steps took, to learn
+    from; 0 if nobody knows.
     """
     state = state_at(addresses)
     nodes, subgraphs, types, queue, requests, counts = (
@@ -91,6 +95,11 @@ def retire(
     for what in range(NUM_ENDS):
         upto = part_of(task, PART_ENDS, what)
         begins[what], until[what] = upto[first - 1] if first > 0 else 0, upto[end - 1]
+    if busy_s > 0:
+        learn_steps(
+            state.seconds, state.known_s, type_id, types[MAX_BATCH, type_id], end - first,
+            until[POSITIONS] - begins[POSITIONS], busy_s,
+        )  # fmt: skip
     types[NUM_RUNNING, type_id] -= end - first
     state.workers[STEPS_ON, worker] -= end - first
     state.workers[TASKS_ON, worker] -= end == task[NUM_STEPS]

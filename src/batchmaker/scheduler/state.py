@@ -50,7 +50,6 @@ from batchmaker.scheduler.progress import count_submitted, free_rows
 from batchmaker.scheduler.queues import order_again
 from batchmaker.scheduler.rows import RowPool, Tables
 from batchmaker.scheduler.sequence_store import SequenceStore, StoredNodes
-from batchmaker.scheduler.step_times import StepTimes
 from batchmaker.scheduler.watched import WatchedRequests
 
 Nodes = NDArray[np.int64]
@@ -59,11 +58,10 @@ NO_NODES: Final[Nodes] = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class TypeEntry:
-    """One cell type: its rows, and how long its steps take."""
+    """One cell type, and its rows."""
 
     cell: CellType
     pool: RowPool
-    step_times: StepTimes
     num_sequence_inputs: int | None = None  # None until the type is used in a run
     has_lane_tables: bool = False
 
@@ -278,7 +276,7 @@ class SchedulerState:
     def add_type(self, cell: CellType) -> None:
         """Add a cell type, also to what policies read."""
         pool = self.admission.add_type(cell)
-        self.types.append(TypeEntry(cell, pool, StepTimes(self.arena, cell.type_id, cell.max_batch)))
+        self.types.append(TypeEntry(cell, pool))
         for kept in (self.watched, self.depths, self.frontiers):
             if kept is not None:
                 kept.add_type()

@@ -1,16 +1,18 @@
-"""How long a step of a cell type takes, by its number of rows: learnt from finished tasks.
+"""How long a step of a cell type takes, by its number of rows: learnt from steps that have finished.
 
-`Batcher` uses these times to fill the budget of a task.
+`form` uses these times to fill the budget of a task.
 """
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.scheduler.arena import UNKNOWN_S, Arena
+from batchmaker.compiled import compiled
+
+Times = NDArray[np.float64]
 
 WEIGHT: Final = 0.2
 """Weight of the newest report in the mean of a size."""
@@ -18,48 +20,37 @@ MOST: Final = 4.0
 """One report counts as at most so many times the mean. A page fault or another process is no property of the cell."""
 
 
-@final
-class StepTimes:
-    """Seconds of a step of one cell type by number of rows: one mean for each doubling of the number.
+@compiled
+def learn_steps(
+    seconds: Times, known_s: Times, type_id: int, most: int, num_steps: int, num_rows: int, busy_s: float
+) -> None:  # fmt: skip
+    """Note that `num_steps` steps of a type with `num_rows` rows in all took `busy_s` seconds.
 
-    - seconds: [max_batch + 1]. A size that has not been measured takes as long as the next larger measured one. Above
-      the largest measured size, the time is proportional to the rows. These two are computed whenever a doubling is
-      measured for the first time, and not at later measurements.
+    There is one mean for each doubling of the rows, in `known_s`. In `seconds` a size that has not been measured takes
+    as long as the next larger measured one. Above the largest measured size, the time is proportional to the rows.
+    These two are computed whenever a doubling is measured for the first time, and not at later measurements.
+
+    seconds, known_s: see State. most: the largest batch of the type.
     """
-
-    __slots__ = ("_arena", "_known", "_max_batch", "_type_id")
-
-    def __init__(self, arena: Arena, type_id: int, max_batch: int) -> None:
-        self._arena = arena
-        self._type_id = type_id
-        self._max_batch = max_batch
-        self._known: list[float | None] = [None] * max_batch.bit_length()
-        self.seconds[:] = UNKNOWN_S
-
-    @property
-    def seconds(self) -> NDArray[np.float64]:
-        return self._arena.seconds[self._type_id, : self._max_batch + 1]
-
-    def add(self, num_steps: int, num_rows: int, busy_s: float) -> None:
-        """Note that `num_steps` steps with `num_rows` rows in all took `busy_s` seconds."""
-        seen_s = busy_s / num_steps
-        size = (num_rows // num_steps).bit_length() - 1
-        before = self._known[size]
-        if before is None:
-            self._known[size] = seen_s
-            self._fill()
-            return
-        after = self._known[size] = before + WEIGHT * (min(seen_s, MOST * before) - before)
-        self.seconds[1 << size : 2 << size] = after
-
-    def _fill(self) -> None:
-        """Write `seconds`: the measured doublings, and the others as derived from them."""
-        last = max(size for size, known in enumerate(self._known) if known is not None)
-        seconds = self._known[last]
-        assert seconds is not None
-        beyond = np.arange(2 << last, len(self.seconds))
-        self.seconds[2 << last :] = seconds * beyond / (1 << last)
-        for size in range(last, -1, -1):
-            known = self._known[size]
-            seconds = seconds if known is None else known
-            self.seconds[1 << size : 2 << size] = seconds
+    seen_s, rows, end, size = busy_s / num_steps, num_rows // num_steps, most + 1, 0
+    while 2 << size <= rows:
+        size += 1
+    before = known_s[type_id, size]
+    if not np.isnan(before):
+        after = before + WEIGHT * (min(seen_s, MOST * before) - before)
+        known_s[type_id, size] = after
+        for row in range(1 << size, min(2 << size, end)):
+            seconds[type_id, row] = after
+        return
+    known_s[type_id, size] = seen_s
+    last = known_s.shape[1] - 1
+    while np.isnan(known_s[type_id, last]):
+        last -= 1
+    taken_s = known_s[type_id, last]
+    for row in range(2 << last, end):
+        seconds[type_id, row] = taken_s * row / (1 << last)
+    for smaller in range(last, -1, -1):
+        if not np.isnan(known_s[type_id, smaller]):
+            taken_s = known_s[type_id, smaller]
+        for row in range(1 << smaller, min(2 << smaller, end)):
+            seconds[type_id, row] = taken_s

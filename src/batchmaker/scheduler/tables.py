@@ -32,8 +32,9 @@ class State(NamedTuple):
     - source_table, source: [ports, nodes] for each input, its table and the node that computes it. `source` means
       nothing for host tables and ZERO_TABLE.
     - requests: [REQUEST_FIELDS, slots]. extents: [EXTENT_FIELDS, extents].
-    - types: [TYPE_FIELDS, types]. ports: [types, ports] the inputs that some node has fed so far, ascending. seconds:
-      [types, largest batch + 1] of a step, by its rows.
+    - types: [TYPE_FIELDS, types]. ports: [types, ports] the inputs that some node has fed so far, ascending. seconds,
+      known_s: [types, largest batch + 1] of a step, by its rows; and [types, doublings] of these as measured, NaN where
+      none was. See `learn_steps`.
     - queue: [QUEUE_FIELDS, room] the ready nodes.
     - pools: [POOL_FIELDS, pools]. free_rows: [room]. is_host: [tables] whether a table comes from the host.
     - workers: [WORKER_FIELDS, workers]. lanes: [LANE_FIELDS, workers, types]. occupant: [room] the subgraph in each
@@ -66,6 +67,7 @@ class State(NamedTuple):
     depth_of: Ids
     rules: Ids
     budget_s: NDArray[np.float64]
+    known_s: NDArray[np.float64]
 
 
 MOST_AXES: Final = 3
@@ -147,5 +149,5 @@ def state_at(a: Ids) -> State:
         table_at(a, 0), table_at(a, 1), row_at(a, 2), table_at(a, 3), table_at(a, 4), table_at(a, 5), table_at(a, 6),
         table_at(a, 7), table_at(a, 8), _floats_at(a, 9), table_at(a, 10), table_at(a, 11), row_at(a, 12),
         _flags_at(a, 13), table_at(a, 14), _block_at(a, 15), row_at(a, 16), _block_at(a, 17), table_at(a, 18),
-        row_at(a, 19), row_at(a, 20), row_at(a, 21), _floats_at(a, 22),
+        row_at(a, 19), row_at(a, 20), row_at(a, 21), _floats_at(a, 22), _floats_at(a, 23),
     )  # fmt: skip

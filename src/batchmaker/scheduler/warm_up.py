@@ -70,7 +70,7 @@ def prepare() -> None:
     none = np.empty(0, np.int64)
     arena, extents, counts = Arena(), np.empty((0, 3), np.int64), np.empty((0, 0), np.int64)
     order_again(arena.nodes, arena.subgraphs, arena.requests, arena.types, arena.queue)
-    num_fitting(arena.tables, GraphCopies(arena).tables, none, none)
+    num_fitting(arena.tables, GraphCopies(arena, keeps_sources=True).tables, none, none)
     count_submitted(arena.nodes, arena.subgraphs, extents, none, none, counts)
 
 

@@ -111,6 +111,22 @@ def test_every_policy_gives_the_same_answers_compiled(text: str, seed: int) -> N
     play_both(model, text, play, device, profile, **options)
 
 
+@pytest.mark.parametrize("text", ["auto", "auto:hopeless=ignore", "auto:max_steps=3"])
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10_000), is_told=st.booleans(), has_sla=st.booleans())
+def test_auto_gives_the_same_answers_compiled(text: str, seed: int, is_told: bool, has_sla: bool) -> None:
+    rng = np.random.default_rng(seed)
+    shapes = [pair(int(rng.integers(1, 8)), int(rng.integers(1, 9))) for _ in range(9)]
+    requests = [shapes[i] for i in rng.integers(0, len(shapes), 120)]
+    play = offered(requests, np.cumsum(rng.exponential(rng.choice((0.01, 0.05, 0.2)), 120)).tolist())
+    device = costs(PAIR.cells, fixed_s=float(rng.uniform(1e-3, 2e-2)), per_row_s=float(rng.uniform(1e-3, 1e-2)))
+    profile = profile_of(PAIR, device.seconds, seed)
+    if not is_told:  # lengths are learnt from the runs that end
+        profile = CostProfile(PAIR.name, profile.options, profile.latency)
+    sla_s = float(rng.choice((0.1, 0.4, 2.0))) if has_sla else None
+    play_both(PAIR, text, play, device, profile, sla_s=sla_s, overhead=OVERHEAD if seed % 2 else Overhead())
+
+
 @pytest.mark.parametrize("text", ["lazy", "lazy:stack=recent", "lazy:slack=literal,benefit=no,lengths=fixed"])
 def test_models_together_give_the_same_answers_compiled(text: str) -> None:
     rng = np.random.default_rng(0)
@@ -144,15 +160,30 @@ def test_a_type_that_is_passed_over_a_thousand_times_goes_first_compiled() -> No
     play_both(model, "cellular:max_steps=1", play, device, profile_of(model, device.seconds, 0))
 
 
+@pytest.mark.parametrize("text", ["cellular", "cellular:max_steps=1", "lazy"])
+def test_several_runs_of_one_type_give_the_same_answers_compiled(text: str) -> None:
+    rng = np.random.default_rng(2)
+
+    def several(num: int) -> SimulatedRequest:
+        recorder = Recorder()
+        for _ in range(num):
+            recorder.run(CHAIN.cells[0], [HostValues(None, num, CHAIN.cells[0].inputs[0])], None)
+        return SimulatedRequest(recorder.take(), num)
+
+    shapes = [several(num) for num in range(1, 7)]
+    requests = [shapes[i] for i in rng.integers(0, len(shapes), 150)]
+    play = offered(requests, np.cumsum(rng.exponential(0.02, 150)).tolist())
+    device = costs(CHAIN.cells, fixed_s=0.004, per_row_s=0.002)
+    play_both(CHAIN, text, play, device, profile_of(CHAIN, device.seconds, 3), sla_s=0.5)
+
+
 def test_what_the_loop_does_not_know_is_left_to_the_scheduler() -> None:
     play, device = offered([chain(2)] * 3, [0.0] * 3), costs(CHAIN.cells)
-    twice = Recorder()
-    for _ in range(2):
-        twice.run(CHAIN.cells[0], [HostValues(None, 2, CHAIN.cells[0].inputs[0])], None)
     for policy, coming, why in (
-        (policies.make("agenda"), play, "knows `cellular` and `lazy`"),
+        (policies.make("agenda"), play, "knows `cellular`, `lazy` and `auto`"),
         (policies.make("lazy"), play, "does not know the time"),
-        (CellularPolicy(), offered([SimulatedRequest(twice.take(), 4)], [0.0]), "in several runs"),
+        (told("auto", profile_of(CHAIN, device.seconds, 0)), play, "with several cells"),
+        (CellularPolicy(), offered([SimulatedRequest(Recorder().take(), 0)], [0.0]), "has no nodes"),
     ):
         assert isinstance(policy, CellPolicy)
         found = compiled_cells(CHAIN, policy, coming, device.seconds, overhead=Overhead())

@@ -1,151 +1,298 @@
-"""The loop of `CompiledCells`: arrivals, choices, tasks and answers of one worker in virtual time, compiled."""
+"""The scheduler's compiled calls in virtual time, one after the other: the loop of `CompiledCells`.
+
+Nothing is decided here. Requests arrive by `arrive`, or `wait` and `begin`; tasks are formed by `form` and end by
+`retire`; the policies' own functions say which type goes first, and who begins. What is here is time, and records.
+"""
 
 from __future__ import annotations
-
-from typing import Final
 
 import numpy as np
 
 from batchmaker.compiled import compiled, compiled_inline
-from batchmaker.lab.simulator.lazy_loop import STOPPED, Lazy, admit, join_line, learn_lengths, learn_step, urgencies
-from batchmaker.lab.simulator.line_loop import (
+from batchmaker.cost.latency import corrected
+from batchmaker.lab.simulator.auto_turns import order_of, who_begins
+from batchmaker.lab.simulator.lazy_turns import learn_lengths, urgency_of, who_joins
+from batchmaker.lab.simulator.loop_tables import (
+    ADMITTED,
+    AUTO,
+    BUSY_S,
+    CELLULAR,
+    CHANGES,
+    FIRST,
+    FREE_S,
+    IN_FLIGHT,
+    LAST,
+    LAZY,
+    LEARN,
     MODELS,
     NEXT,
-    NOBODY,
+    NO_ROOM,
+    NONE,
     NOW_S,
+    NUM_CHOSEN,
+    NUM_COMING,
     NUM_NEW,
-    PHASE,
+    OVER,
+    ROWS,
+    SINCE,
     STALE,
+    STEP,
+    STEP_S,
+    STEPS,
+    TYPE,
+    WHY,
     DeviceCosts,
-    Flight,
-    Task,
-    Times,
-    begin,
-    end_step,
-    form_task,
-    leave,
+    Ids,
+    LoopTables,
+    OfferTables,
+    Policy,
+    Watched,
 )
-from batchmaker.lab.simulator.shapes import Ids, Shapes
-from batchmaker.policies.ageing import PATIENCE
-
-ADMITTING, CHOOSING = range(2)
-"""Meaning of `numbers[PHASE]`."""
-WAIT: Final = -2
-"""In place of a type: another look is needed, first of all at a table of lengths."""
-
-
-@compiled_inline
-def _ranks(flight: Flight, shapes: Shapes, kinds: Ids, device: DeviceCosts, lazy: Lazy) -> tuple[Times, Ids]:
-    """Return two numbers for each type: types with ready parts go by the first, then by the second, then by id."""
-    num_types = len(flight.ready)
-    ranks, seconds = np.zeros(num_types), np.zeros(num_types, np.int64)
-    if not device.watched:
-        for type_id in range(num_types):
-            ranks[type_id] = 0.0 if flight.ready[type_id] >= device.max_batch[type_id] else 1.0
-            seconds[type_id] = -device.priority[type_id]
-    elif flight.numbers[MODELS] > 1:
-        urgency = urgencies(flight, shapes, kinds, lazy)
-        for type_id in range(num_types):
-            model = lazy.model[type_id]
-            ranks[type_id] = urgency[model] if model < len(urgency) else np.inf
-    return ranks, seconds
-
-
-@compiled_inline
-def _rank_first(flight: Flight, shapes: Shapes, kinds: Ids, device: DeviceCosts, lazy: Lazy) -> int:
-    """Return the type that runs next of several; WAIT if urgencies need a table of lengths that is stale."""
-    count, passed = flight.ready, flight.passed
-    if device.watched and flight.numbers[MODELS] > 1 and flight.numbers[STALE] and not lazy.recent:
-        return WAIT
-    ranks, seconds = _ranks(flight, shapes, kinds, device, lazy)
-    best = NOBODY
-    for type_id in range(len(count)):
-        if not count[type_id]:
-            continue
-        if best == NOBODY:
-            best = type_id
-            continue
-        overdue = passed[type_id] if passed[type_id] >= PATIENCE else 0
-        of_best = passed[best] if passed[best] >= PATIENCE else 0
-        if overdue > of_best or (
-            overdue == of_best
-            and (ranks[type_id] < ranks[best] or (ranks[type_id] == ranks[best] and seconds[type_id] < seconds[best]))
-        ):
-            best = type_id
-    return best
+from batchmaker.policies.ageing import note_ran, overdue_first
+from batchmaker.policies.cellular import by_algorithm_one
+from batchmaker.policies.expectation import CORRECT_EVERY
+from batchmaker.policies.requests import submit
+from batchmaker.policies.run_lengths import note_ended
+from batchmaker.scheduler.arrive import arrive, begin, wait
+from batchmaker.scheduler.batching import form
+from batchmaker.scheduler.layout import (
+    HEAD_OF_QUEUE,
+    ID,
+    MAX_BATCH,
+    NUM_RUNNING,
+    REQUEST,
+    TAIL_OF_QUEUE,
+)
+from batchmaker.scheduler.retire import NUM_OVER, RETIRED, retire
+from batchmaker.scheduler.steps import (
+    AT_NODE,
+    ENTERING,
+    NUM_STEPS,
+    PART_AT,
+    PART_ENDS,
+    PART_ENTERING,
+    POSITIONS,
+    part_of,
+)
+from batchmaker.scheduler.tables import State, state_at
 
 
 @compiled_inline
-def _only_ready(count: Ids) -> int:
-    """Return the type with ready parts if there is one such type; NOBODY if there is none, WAIT if there are more."""
-    found = NOBODY
-    for type_id in range(len(count)):
-        if count[type_id]:
-            if found != NOBODY:
-                return WAIT
-            found = type_id
-    return found
+def _wants(loop: LoopTables, kinds: Ids) -> None:
+    """There may be no room for requests of these forms."""
+    loop.numbers[WHY], loop.numbers[NUM_COMING] = NO_ROOM, len(kinds)
+    loop.coming[: len(kinds)] = kinds
 
 
-@compiled_inline
-def _note_passed(count: Ids, passed: Ids, chosen: int) -> None:
-    """As `Ageing.ran`."""
-    for type_id in range(len(count)):
-        passed[type_id] = passed[type_id] + 1 if count[type_id] and type_id != chosen else 0
+@compiled
+def _tell(addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, watched: Watched, policy: Policy) -> bool:
+    """Requests that have arrived by now wait in line, or begin. Returns whether there was room."""
+    numbers, first = loop.numbers, loop.numbers[NEXT]
+    end = first
+    while end < len(offer.arrived_s) and offer.arrived_s[end] <= loop.seconds[NOW_S]:
+        end += 1
+    if end == first:
+        return True
+    ids, kinds, ranks = np.arange(first, end), offer.kinds[first:end], np.zeros(end - first, np.int64)
+    slots = wait(addresses, ids, ranks) if policy.how != CELLULAR else arrive(addresses, forms, ids, ranks, kinds)[0]
+    if len(slots) == 0:
+        _wants(loop, kinds)
+        return False
+    numbers[NEXT] = end
+    numbers[NUM_NEW] += end - first
+    if policy.how == CELLULAR:
+        return True
+    numbers[CHANGES] += 1
+    for i in range(len(slots)):
+        slot, kind = slots[i], kinds[i]
+        watched.left[slot], watched.done[slot], watched.width[slot] = offer.nodes[kind], 0, offer.width[kind]
+        watched.deadline_s[slot], watched.began_s[slot] = offer.deadline_s[ids[i]], np.inf
+        watched.arrived_s[slot] = offer.arrived_s[ids[i]]
+        watched.model[slot] = offer.model[kind]
+        numbers[MODELS] = max(numbers[MODELS], offer.model[kind] + 1)
+        loop.line[numbers[LAST]] = slot
+        numbers[LAST] += 1
+    return True
 
 
-@compiled_inline
-def _tell(
-    flight: Flight, shapes: Shapes, kinds: Ids, device: DeviceCosts, arrived_s: Times
+@compiled
+def _admit(addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, watched: Watched, policy: Policy) -> bool:
+    """Let requests begin, as the policy says. Returns False where it cannot be said, or done, yet; see WHY."""
+    numbers, line, state = loop.numbers, loop.line, state_at(addresses)
+    if numbers[NUM_CHOSEN] == 0:
+        numbers[WHY] = OVER
+        found = who_joins(loop, watched, policy) if policy.how == LAZY else who_begins(loop, watched, policy)
+        if numbers[WHY] == LEARN:
+            return False
+        loop.chosen[: len(found)] = found
+        numbers[NUM_CHOSEN] = len(found)
+    slots = loop.chosen[: numbers[NUM_CHOSEN]]
+    if len(slots) == 0:
+        return True
+    kinds = np.empty(len(slots), np.int64)
+    for i in range(len(slots)):
+        kinds[i] = offer.kinds[state.requests[ID, slots[i]]]
+    if len(begin(addresses, forms, slots, kinds)) == 0:
+        _wants(loop, kinds)
+        return False
+    numbers[CHANGES] += 1
+    numbers[NUM_CHOSEN] = 0
+    for slot in slots:
+        watched.began_s[slot] = loop.seconds[NOW_S]
+        loop.members[numbers[IN_FLIGHT]] = slot
+        numbers[IN_FLIGHT] += 1
+    end, left = numbers[FIRST], len(slots)
+    while left > 0:
+        left -= watched.began_s[line[end]] < np.inf
+        end += 1
+    to = end - 1
+    for at in range(end - 1, numbers[FIRST] - 1, -1):  # those before who stay move up
+        if watched.began_s[line[at]] == np.inf:
+            line[to] = line[at]
+            to -= 1
+    numbers[FIRST] = to + 1
+    return True
+
+
+@compiled
+def _choose(state: State, loop: LoopTables, device: DeviceCosts, watched: Watched, policy: Policy) -> int:
+    """Return the type that runs next, NONE if none is ready; or, if it cannot be said yet, a number below; see WHY."""
+    types, num_types = state.types, state.types.shape[1]
+    ready, num_ready = np.empty(num_types, np.int64), np.empty(num_types, np.int64)
+    count = 0
+    for type_id in range(num_types):
+        num = types[TAIL_OF_QUEUE, type_id] - types[HEAD_OF_QUEUE, type_id]
+        if num > 0:
+            ready[count], num_ready[count] = type_id, num
+            count += 1
+    ready, num_ready = ready[:count], num_ready[:count]
+    ranked = ready
+    if policy.how == AUTO:
+        for i in range(count):
+            policy.auto.num_ready[ready[i]] = num_ready[i]
+        ranked = order_of(loop, watched, policy, ready)
+    elif count > 1 and policy.how == CELLULAR:
+        max_batch, num_running = np.empty(count, np.int64), np.empty(count, np.int64)
+        for i in range(count):
+            max_batch[i], num_running[i] = types[MAX_BATCH, ready[i]], types[NUM_RUNNING, ready[i]]
+        ranked = by_algorithm_one(ready, num_ready, num_running, max_batch, device.priority[ready])
+    elif count > 1 and loop.numbers[MODELS] > 1:
+        urgency = urgency_of(loop, watched, policy)
+        if len(urgency) == 0:
+            return NONE - 1
+        ranked = ready[np.argsort(urgency[policy.lazy.type_model[ready]], kind="mergesort")]
+    if count == 0:
+        return NONE
+    first: int = overdue_first(ranked, loop.passed, device.patience)[0]
+    note_ran(loop.passed, ready, first)
+    return first
+
+
+@compiled
+def _submitted(
+    state: State, loop: LoopTables, device: DeviceCosts, watched: Watched, policy: Policy, task: Ids
+) -> None:
+    """Note when the steps of a new task begin and end."""
+    numbers, seconds, type_id = loop.numbers, loop.seconds, loop.numbers[TYPE]
+    ends, starts = part_of(task, PART_ENDS, POSITIONS), part_of(task, PART_ENDS, ENTERING)
+    entering, nodes = part_of(task, PART_ENTERING, 0), part_of(task, PART_AT, AT_NODE)
+    begin_s = max(seconds[FREE_S], seconds[NOW_S]) + numbers[NUM_NEW] * device.request_s
+    numbers[NUM_NEW] = numbers[STEP] = 0
+    seconds[STEP_S] = begin_s
+    at = num_rows = 0
+    for step in range(task[NUM_STEPS]):
+        for i in range(at, starts[step]):  # those who were in the step before have started
+            request = state.requests[ID, state.nodes[REQUEST, entering[i]]]
+            if np.isnan(loop.started_s[request]):
+                loop.started_s[request] = begin_s
+        rows = ends[step] - num_rows
+        at, num_rows = starts[step], ends[step]
+        taken_s = device.seconds[type_id, rows] + device.step_s + rows * device.row_s
+        until_next_s = taken_s + device.turn_s
+        seconds[BUSY_S] += until_next_s
+        begin_s += until_next_s
+    seconds[FREE_S] = begin_s
+    numbers[STEPS] += task[NUM_STEPS]
+    numbers[ROWS] += num_rows
+    if policy.how != CELLULAR:
+        submit(watched.left, watched.done, state.nodes[REQUEST][nodes], type_id)
+
+
+@compiled
+def _end_step(
+    addresses: Ids, loop: LoopTables, device: DeviceCosts, watched: Watched, policy: Policy, task: Ids,
+    taken_s: float, rows: int,
 ) -> None:  # fmt: skip
-    """Requests that have arrived by now wait in line, or begin."""
-    numbers = flight.numbers
-    while numbers[NEXT] < len(arrived_s) and arrived_s[numbers[NEXT]] <= flight.seconds[NOW_S]:
-        request = numbers[NEXT]
-        if device.watched:
-            join_line(flight, shapes, kinds[request], request)
-        else:
-            begin(flight, shapes, kinds[request], request, False)
-        numbers[NEXT] += 1
-        numbers[NUM_NEW] += 1
+    """The next step of the task is done: retire it, answer whom it finishes, and learn from it."""
+    numbers, type_id, step, now_s = loop.numbers, loop.numbers[TYPE], loop.numbers[STEP], loop.seconds[NOW_S]
+    found = retire(addresses, type_id, 0, task, step, step + 1, loop.never, True, taken_s)
+    numbers[STEP] += 1
+    num_over = found[NUM_OVER]
+    for i in range(num_over):
+        loop.finished_s[found[RETIRED + num_over + i]] = now_s
+    if policy.how == CELLULAR:
+        return
+    times = policy.times
+    if times.corrects:
+        times.factors[type_id] = corrected(times.factors[type_id], times.base_s[type_id, rows], taken_s)
+        numbers[SINCE] += 1
+    numbers[CHANGES] += num_over > 0
+    if num_over == 0:
+        return
+    slots = found[RETIRED : RETIRED + num_over]
+    if policy.how == LAZY:
+        learn_lengths(loop, watched, policy, slots)
+    elif note_ended(slots, watched.left, watched.done, watched.width, policy.auto.ended):
+        numbers[STALE] = 1
+    for slot in slots:
+        at = 0
+        while loop.members[at] != slot:
+            at += 1
+        numbers[IN_FLIGHT] -= 1
+        for k in range(at, numbers[IN_FLIGHT]):
+            loop.members[k] = loop.members[k + 1]
 
 
 @compiled
 def play(
-    flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: DeviceCosts, lazy: Lazy, arrived_s: Times
-) -> bool:  # fmt: skip
-    """Play to the end and return False; or True where a table of lengths is stale: call again once it is made anew."""
-    numbers, seconds, count, passed, watched = (
-        flight.numbers, flight.seconds, flight.ready, flight.passed, device.watched
-    )  # fmt: skip
-    ends, end_s, batch, step_s = task.ends, task.end_s, task.batch, device.seconds
-    base, expected, factors, corrects = lazy.base, lazy.expected, lazy.factors, lazy.corrects
+    addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, device: DeviceCosts, watched: Watched,
+    policy: Policy, task: Ids,
+) -> Ids:  # fmt: skip
+    """Play until all is done, or until there is something to do that is not compiled: see `numbers[WHY]`.
+
+    addresses, forms: see `arrive`. Returns the task that runs, to go on with: see `packed`.
+    """
+    state, numbers, seconds = state_at(addresses), loop.numbers, loop.seconds
     while True:
-        if watched and numbers[PHASE] == ADMITTING and admit(flight, shapes, kinds, lazy) == STOPPED:
-            return True
-        type_id = _only_ready(count)
-        if type_id == WAIT:
-            type_id = _rank_first(flight, shapes, kinds, device, lazy)
-        numbers[PHASE] = CHOOSING if type_id == WAIT else ADMITTING
-        if type_id == WAIT:
-            return True
-        if type_id == NOBODY:
-            if numbers[NEXT] == len(arrived_s):
-                return False
-            seconds[NOW_S] = max(seconds[NOW_S], arrived_s[numbers[NEXT]])
-            _tell(flight, shapes, kinds, device, arrived_s)
+        if numbers[STEP] < task[NUM_STEPS]:
+            type_id, step, ends = numbers[TYPE], numbers[STEP], part_of(task, PART_ENDS, POSITIONS)
+            rows = ends[step] - (ends[step - 1] if step > 0 else 0)
+            taken_s = device.seconds[type_id, rows] + device.step_s + rows * device.row_s
+            seconds[NOW_S] = seconds[STEP_S] + (taken_s + device.turn_s)
+            if not _tell(addresses, forms, loop, offer, watched, policy):
+                return task
+            seconds[STEP_S] = seconds[NOW_S]
+            _end_step(addresses, loop, device, watched, policy, task, taken_s, rows)
+            if numbers[SINCE] >= CORRECT_EVERY or (policy.how == AUTO and numbers[STALE]):
+                numbers[WHY] = LEARN
+                return task
             continue
-        _note_passed(count, passed, type_id)
-        num_steps = form_task(flight, shapes, kinds, task, device, type_id)
-        for step in range(num_steps):
-            seconds[NOW_S] = end_s[step]
-            _tell(flight, shapes, kinds, device, arrived_s)
-            num_done = end_step(flight, shapes, kinds, task, device, type_id, step)
-            if watched and corrects:
-                rows = ends[step] - (ends[step - 1] if step else 0)
-                taken_s = step_s[type_id, rows] + device.step_s + rows * device.row_s
-                learn_step(base, expected, factors, numbers, type_id, rows, taken_s)
-            for i in range(num_done):
-                if watched:
-                    learn_lengths(flight, lazy, batch[i])
-                leave(flight, batch[i], watched)
+        is_asked = policy.how != CELLULAR and not numbers[ADMITTED]
+        if is_asked and not _admit(addresses, forms, loop, offer, watched, policy):
+            return task
+        numbers[ADMITTED] = 1
+        type_id = _choose(state, loop, device, watched, policy)
+        if type_id < NONE:
+            return task
+        numbers[ADMITTED] = 0
+        if type_id != NONE:
+            numbers[TYPE] = type_id
+            task = form(addresses, type_id, 0, False, False)
+            _submitted(state, loop, device, watched, policy, task)
+            continue
+        if numbers[NEXT] == len(offer.arrived_s):
+            numbers[WHY] = OVER
+            return task
+        seconds[NOW_S] = max(seconds[NOW_S], offer.arrived_s[numbers[NEXT]])
+        if not _tell(addresses, forms, loop, offer, watched, policy):
+            return task

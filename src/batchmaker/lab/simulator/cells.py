@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from batchmaker.cost.profile import Overhead
 from batchmaker.errors import OptionError
+from batchmaker.lab.simulator.core_tables import task_s
 from batchmaker.lab.simulator.driver import Observe, Simulation
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
 from batchmaker.policies.base import CellPolicy
-from batchmaker.scheduler.batching import TASK_S
 from batchmaker.scheduler.commands import Admit, Fail, Reply, RunTask
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import CellTypeAdded, Event, RequestArrived, RequestId, StepsFinished, TimePassed
@@ -73,7 +73,7 @@ class CellSimulation(Simulation[_Step]):
         policy.check_cells(model.cells)
         self.scheduler = Scheduler(
             policy, num_workers=num_workers, run_ahead=run_ahead, take_turns=take_turns, give_up_late=give_up_late,
-            plan_rows=plan_rows, task_s=0.0 if overhead == NO_OVERHEAD else TASK_S,
+            plan_rows=plan_rows, task_s=task_s(overhead),
         )  # fmt: skip
         self._model = model
         self._requests = offered.requests

@@ -1,9 +1,10 @@
-"""Cell policies in virtual time, in one compiled loop: `cellular` and `lazy`, on one worker."""
+"""Cell policies in virtual time, in one compiled loop over the scheduler's own tables, on one worker."""
 
 from __future__ import annotations
 
 import math
-from typing import Final, final
+from collections.abc import Sequence
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,204 +12,267 @@ from numpy.typing import NDArray
 from batchmaker.cost.profile import Overhead
 from batchmaker.errors import InvariantError, OptionError
 from batchmaker.graph.spec import CellType
-from batchmaker.lab.simulator import line_loop
+from batchmaker.graph.work import work_of
 from batchmaker.lab.simulator.cell_loop import play
-from batchmaker.lab.simulator.lazy_loop import Lazy
-from batchmaker.lab.simulator.line_loop import NOBODY, DeviceCosts, Flight, Task
-from batchmaker.lab.simulator.shapes import Ids, Shapes, Small, shapes_of
-from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
+from batchmaker.lab.simulator.core_tables import CoreTables, kinds_of
+from batchmaker.lab.simulator.loop_tables import (
+    AUTO,
+    BUSY_S,
+    CELLULAR,
+    LAZY,
+    NO_ROOM,
+    NUM_COMING,
+    NUM_NUMBERS,
+    NUM_SECONDS,
+    OVER,
+    REJECTED,
+    ROWS,
+    SINCE,
+    STALE,
+    STEPS,
+    WHY,
+    DeviceCosts,
+    Lazy,
+    LoopTables,
+    OfferTables,
+    Policy,
+    Watched,
+)
+from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
+from batchmaker.policies.ageing import PATIENCE
+from batchmaker.policies.auto import AutoPolicy
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.cellular import CellularPolicy
-from batchmaker.policies.joining import NO_TEST, JoiningRules
+from batchmaker.policies.expectation import CORRECT_EVERY, NOBODY, ExpectedStepTimes, Predictions, StepsLeft
 from batchmaker.policies.lazy import LazyPolicy
-from batchmaker.scheduler.arena import UNKNOWN_S
-from batchmaker.scheduler.batching import BATCHES_AHEAD
-from batchmaker.scheduler.extents import size_class
+from batchmaker.policies.requests import RequestTable
+from batchmaker.policies.run_lengths import MOST_NOTED
+from batchmaker.scheduler.steps import HEADER
 
-_NONE: Final = np.zeros((0, 0), np.int64)
-_NO_RULES: Final = JoiningRules(NO_TEST, False, False, False)
+Ids = NDArray[np.int64]
+Times = NDArray[np.float64]
 
 
 def compiled_cells(
     model: SimulatedModel,
     policy: CellPolicy,
     offered: Offered,
-    seconds: NDArray[np.float64],
+    seconds: Times,
     *,
     sla_s: float | None = None,
     overhead: Overhead,
 ) -> CompiledCells | str:
     """Return the simulation; or why the compiled loop cannot play it. seconds: as of CellSimulation.
 
-    It plays `cellular` and `lazy` on one worker that does not run ahead, and graphs in which each cell type is one run
-    or one node.
+    It plays `cellular`, `lazy` and `auto` on one worker that does not run ahead.
     """
     policy.check_cells(model.cells)
-    reason = _why_not(model, policy, seconds)
+    shapes, kinds = kinds_of(offered.requests)
+    reason = _why_not(model, policy, shapes, seconds)
     if reason is not None:
         return reason
-    found = shapes_of(model, offered.requests)
-    if isinstance(found, str):
-        return found
-    reason = _why_not_these(found[0], policy)
-    if reason is not None:
-        return reason
-    return CompiledCells(policy, *found, offered, _device(model.cells, policy, seconds, overhead), sla_s)
+    return CompiledCells(model, policy, shapes, kinds, offered, seconds, sla_s, overhead)
 
 
-def _why_not(model: SimulatedModel, policy: CellPolicy, seconds: NDArray[np.float64]) -> str | None:
-    """Return why the loop cannot play this policy on these cells, None if it can."""
+def _why_not(
+    model: SimulatedModel, policy: CellPolicy, shapes: list[SimulatedRequest], seconds: Times
+) -> str | None:  # fmt: skip
+    """Return why the loop cannot play this policy on these cells and requests, None if it can."""
     largest = max(cell.max_batch for cell in model.cells)
     if seconds.shape[0] != len(model.cells) or seconds.shape[1] <= largest or not (seconds[:, 1:] > 0).all():
         return "a step of some size takes no time, or its time is not known"
+    if any(shape.graph.first or not shape.graph.num_nodes for shape in shapes):
+        return "a request has no nodes, or begins with stored ones"
     if type(policy) is CellularPolicy:
         return None
-    if type(policy) is not LazyPolicy:
-        return f"the policy is {policy.name!r}, and the loop knows `cellular` and `lazy`"
-    policy.learn_types(model.cells)
+    if not isinstance(policy, LazyPolicy | AutoPolicy):
+        return f"the policy is {policy.name!r}, and the loop knows `cellular`, `lazy` and `auto`"
     if policy.drops:
         return "the policy refuses requests"
-    if policy.cap > min(cell.max_batch for cell in model.cells):
-        return "more requests may be in flight than fit into a batch"
-    if not (policy.times.base[:, 1:] > 0).all():
+    if not (_times(policy, model.cells).base[:, 1:] > 0).all():
         return "the policy does not know the time of some cell beforehand"
+    if isinstance(policy, AutoPolicy):
+        return _why_not_auto(model, shapes)
+    users: dict[int, int] = {}
+    for shape in shapes:
+        for type_id in work_of(shape.graph).types.tolist():
+            if users.setdefault(type_id, shape.model) != shape.model:
+                return "several models use one cell type"
     return None
+
+
+def _why_not_auto(model: SimulatedModel, shapes: list[SimulatedRequest]) -> str | None:
+    """Return why the loop cannot play `auto` on these cells and requests, None if it can."""
+    if len(model.cells) == 1 or any(shape.model for shape in shapes):
+        return "under `auto` the loop knows one model with several cells"
+    if max(cell.max_batch for cell in model.cells) > MOST_NOTED:
+        return f"under `auto` the loop knows batches of up to {MOST_NOTED}"
+    for shape in shapes:
+        used = [part.type_id for part in shape.graph.runs]
+        if len(set(used)) < len(used) or len(used) < len(shape.graph.parts):
+            return "under `auto` the loop knows requests in which each cell type is one run"
+    stopping = [{run.type_id for run in shape.graph.runs if run.open_ended} for shape in shapes]
+    if any(types != stopping[0] for types in stopping):
+        return "requests differ in which of their runs a value may end"
+    return None
+
+
+def _times(policy: LazyPolicy | AutoPolicy, cells: Sequence[CellType]) -> ExpectedStepTimes:
+    """Return what a policy expects of the steps of these cells."""
+    if isinstance(policy, AutoPolicy):
+        return policy.times(cells)
+    policy.learn_types(cells)
+    return policy.times
 
 
 @final
 class CompiledCells:
     """One simulation of a cell policy, with the outcome of CellSimulation, many times as fast. See `compiled_cells`.
 
-    The policy object is left as it was, but for its length profiles. sla_s: see Simulation.
+    sla_s: see Simulation.
     """
 
     def __init__(
-        self, policy: CellPolicy, shapes: Shapes, kinds: Ids, offered: Offered, device: DeviceCosts, sla_s: float | None
-    ) -> None:  # fmt: skip
+        self,
+        model: SimulatedModel,
+        policy: CellPolicy,
+        shapes: list[SimulatedRequest],
+        kinds: Ids,
+        offered: Offered,
+        seconds: Times,
+        sla_s: float | None,
+        overhead: Overhead,
+    ) -> None:
         if sla_s is not None and not (math.isfinite(sla_s) and sla_s > 0):
             raise OptionError(f"an SLA must be a finite time above 0, got {sla_s} s")
-        self._policy, self._shapes, self._kinds, self._device = policy, shapes, kinds, device
-        self._arrived_s = np.ascontiguousarray(offered.arrived_s, np.float64)
+        self._policy, num_types = policy, len(model.cells)
+        self._tables = CoreTables(model.cells, policy, [shape.graph for shape in shapes], overhead)
+        self._requests = RequestTable()
+        self._note_kinds(model, shapes, sla_s)
+        self._device = DeviceCosts(
+            np.ascontiguousarray(seconds, np.float64), overhead.step_s, overhead.row_s, overhead.turn_s,
+            overhead.request_s, np.array([cell.priority for cell in model.cells], np.int64), PATIENCE,
+        )  # fmt: skip
+        self._offer = _offer(shapes, kinds, np.ascontiguousarray(offered.arrived_s, np.float64), sla_s, num_types)
         self.records = Records.of(offered.arrived_s)
-        count, num_models = len(kinds), int(shapes.model.max()) + 1
-        slots = min(count, policy.cap * num_models) if isinstance(policy, LazyPolicy) else count
-        self._flight = _flight(slots, device, self.records)
-        self._task = _task(device)
-        if isinstance(policy, LazyPolicy) and policy.left.predicted and policy.left.lengths == "conditional":
-            self._flight.numbers[line_loop.STALE] = 1
-        self._lazy = _lazy(policy, shapes, self._arrived_s + (math.inf if sla_s is None else sla_s))
+        self._loop = LoopTables(
+            np.zeros(NUM_NUMBERS, np.int64), np.zeros(NUM_SECONDS), np.zeros_like(kinds),
+            np.zeros_like(kinds), np.zeros(num_types, np.int64), np.zeros_like(kinds), np.zeros_like(kinds),
+            self.records.started_s, self.records.finished_s, np.zeros(0, np.bool_),
+        )  # fmt: skip
+        self._loop.numbers[REJECTED] = -1
+        self._cells = model.cells
+        self._told = self._policy_tables()
+        self._loop.numbers[STALE] = self._told.how == LAZY and bool(np.any(self._told.lazy.predictions.fixed == 0))
+
+    def _note_kinds(self, model: SimulatedModel, shapes: list[SimulatedRequest], sla_s: float | None) -> None:
+        """Note what requests are like, as they would be noted when they arrive."""
+        for _ in model.cells:
+            self._requests.add_type()
+        for shape in shapes:
+            self._requests.note_kind(math.inf if sla_s is None else 0.0, shape.model)
+            for run in shape.graph.runs:
+                self._requests.note_run(run.type_id, may_stop=run.open_ended)
 
     def run(self) -> Records:
         """Run to the end."""
-        given = (self._shapes, self._kinds, self._task, self._device)
-        while play(self._flight, *given, self._lazy, self._arrived_s):
-            self._lazy = self._with_new_tables(self._lazy)
-        numbers, records = self._flight.numbers, self.records
+        numbers, records, task = self._loop.numbers, self.records, np.zeros(HEADER, np.int64)
+        while True:
+            task = play(
+                self._tables.addresses, self._tables.forms, self._loop, self._offer, self._device, self._watched(),
+                self._told, task,
+            )  # fmt: skip
+            if numbers[WHY] == OVER:
+                break
+            if numbers[WHY] == NO_ROOM:
+                self._tables.make_room(self._loop.coming[: numbers[NUM_COMING]])
+            else:
+                self._learn()
         if np.isnan(records.finished_s).any():
             raise InvariantError(f"policy {self._policy.name!r} leaves requests unanswered and nothing runs")
-        records.steps, records.rows = int(numbers[line_loop.STEPS]), int(numbers[line_loop.ROWS])
-        records.busy_s = float(self._flight.seconds[line_loop.BUSY_S])
+        records.steps, records.rows = int(numbers[STEPS]), int(numbers[ROWS])
+        records.busy_s = float(self._loop.seconds[BUSY_S])
         return records
 
-    def _with_new_tables(self, lazy: Lazy) -> Lazy:
-        """Learn the lengths of the runs that have ended, and return the policy with present tables of lengths."""
-        assert isinstance(self._policy, LazyPolicy)
-        tables = []
-        for i, (_, _, profile) in enumerate(self._policy.left.predicted):
-            seen = int(lazy.num_seen[i])
-            profile.observe_all(lazy.seen_given[i, :seen], lazy.seen_steps[i, :seen])
-            tables.append(profile.table(self._policy.left.quantile))
-            lazy.num_seen[i], lazy.stale_at[i] = 0, profile.num_until_stale
-            lazy.widths[i] = tables[-1].shape[1]
-        shape = [max(sizes) for sizes in zip(*(table.shape for table in tables), strict=True)]
-        padded = np.zeros((len(tables), *shape), np.int64)
-        for i, table in enumerate(tables):
-            padded[i, : table.shape[0], : table.shape[1]] = table
-        self._flight.numbers[line_loop.STALE] = 0
-        return lazy._replace(tables=padded)
-
-
-def _why_not_these(shapes: Shapes, policy: CellPolicy) -> str | None:
-    """Return why the loop cannot play requests of these shapes, None if it can."""
-    if isinstance(policy, LazyPolicy):
-        users = [{*shapes.model[used].tolist()} for used in (shapes.steps > 0).T]
-        return "several models use one cell type" if any(len(models) > 1 for models in users) else None
-    classes = {size_class(count)[0] for count in shapes.parts.tolist()}  # of one class, slots and subgraphs go together
-    return None if len(classes) == 1 else "requests have different numbers of runs and nodes"
-
-
-def _device(
-    cells: tuple[CellType, ...], policy: CellPolicy, seconds: NDArray[np.float64], overhead: Overhead
-) -> DeviceCosts:
-    return DeviceCosts(
-        seconds=np.ascontiguousarray(seconds, np.float64), step_s=overhead.step_s, row_s=overhead.row_s,
-        turn_s=overhead.turn_s, request_s=overhead.request_s, max_batch=_ids([cell.max_batch for cell in cells]),
-        min_batch=_ids([cell.min_batch for cell in cells]), priority=_ids([cell.priority for cell in cells]),
-        max_steps=policy.max_steps, budget_s=policy.budget_s,
-        num_ahead=BATCHES_AHEAD if policy.budget_s < math.inf else policy.max_steps, watched=policy.watches_requests,
-    )  # fmt: skip
-
-
-def _flight(slots: int, device: DeviceCosts, records: Records) -> Flight:
-    types, most = len(device.max_batch), int(device.max_batch.max())
-    numbers = np.zeros(line_loop.NUM_NUMBERS, np.int64)
-    numbers[[line_loop.REJECTED, line_loop.LINE, line_loop.LAST_IN_LINE]] = NOBODY
-
-    def small() -> Small:
-        return np.empty((slots, types), np.int32)
-
-    def ids(count: int) -> Ids:
-        return np.zeros(count, np.int64)
-
-    return Flight(
-        left=small(), done=small(), waits=small(), following=small(), place=np.empty((slots, types), np.int64),
-        parts_left=ids(slots), owner=ids(slots), free=ids(slots), members=ids(slots), first=ids(types),
-        last=ids(types), ready=ids(types), passed=ids(types), known=np.full((types, most.bit_length()), np.nan),
-        step_s=np.full((types, most + 1), UNKNOWN_S), next_in_line=ids(len(records.arrived_s)), numbers=numbers,
-        seconds=np.zeros(line_loop.NUM_SECONDS), started_s=records.started_s, finished_s=records.finished_s,
-    )  # fmt: skip
-
-
-def _task(device: DeviceCosts) -> Task:
-    most, types = int(device.max_batch.max()), len(device.max_batch)
-    rows = device.max_steps * most
-    return Task(
-        np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(device.max_steps, np.int64),
-        np.empty(device.max_steps), np.empty(most, np.int64), np.empty(most * types, np.int64),
-        np.empty(most * types, np.int64),
-    )  # fmt: skip
-
-
-def _lazy(policy: CellPolicy, shapes: Shapes, deadline_s: NDArray[np.float64]) -> Lazy:
-    """Return the options of `lazy`; with another policy, nothing that is ever read."""
-    types, count = shapes.steps.shape[1], len(deadline_s)
-    of_type = np.zeros(types, np.int64)
-    for type_id in range(types):
-        of_type[type_id] = shapes.model[shapes.steps[:, type_id] > 0].max(initial=0)
-    if not isinstance(policy, LazyPolicy):
-        none = np.zeros(0, np.int64)
-        times = np.zeros((types, 2))
-        return Lazy(
-            _NO_RULES, 1, False, False, times, times, np.ones(types), of_type, none, none, none, _NONE, none,
-            np.zeros((0, 0, 0), np.int64), none, _NONE, _NONE, none, none, deadline_s, np.zeros(0), none,
+    def _watched(self) -> Watched:
+        table = self._requests
+        if self._told.how != CELLULAR:
+            table.fit(self._tables.num_slots - 1)
+        return Watched(
+            table.left, table.done, table.width, table.open, table.arrived_s, table.deadline_s, table.began_s,
+            table.model,
         )  # fmt: skip
-    left, times = policy.left, policy.times.base
-    num = len(left.predicted)
-    fixed = [profile.fixed(left.share) if left.lengths == "fixed" else 0 for _, _, profile in left.predicted]
-    edges = np.zeros((num, max((len(p.edges) for _, _, p in left.predicted), default=0)), np.int64)
-    for i, (_, _, profile) in enumerate(left.predicted):
-        edges[i, : len(profile.edges)] = profile.edges
-    num_models = int(shapes.model.max()) + 1
+
+    def _learn(self) -> None:
+        """Let the policy learn from what has run so far, and let the loop know what it expects now."""
+        policy, numbers = self._policy, self._loop.numbers
+        assert isinstance(policy, LazyPolicy | AutoPolicy)
+        if numbers[SINCE] >= CORRECT_EVERY:
+            times = _times(policy, self._cells) if isinstance(policy, AutoPolicy) else policy.times
+            times.rebuild()
+            numbers[SINCE] = 0
+            self._told = self._told._replace(times=times.tables)
+        elif isinstance(policy, LazyPolicy):
+            self._learn_lengths(policy, self._told.lazy)
+        if isinstance(policy, AutoPolicy) and numbers[STALE]:
+            self._told = self._told._replace(auto=policy.tables(self._requests))
+            numbers[STALE] = 0
+
+    def _learn_lengths(self, policy: LazyPolicy, lazy: Lazy) -> None:
+        profiles = [profile for _, _, profile in policy.left.predicted]
+        for profile, given, steps, seen in zip(
+            profiles, lazy.seen_given, lazy.seen_steps, lazy.num_seen.tolist(), strict=True
+        ):
+            profile.observe_all(given[:seen], steps[:seen])
+        predictions = policy.left.predictions()
+        lazy.num_seen[:] = 0
+        lazy.stale_at[:] = [profile.num_until_stale for profile in profiles]
+        self._loop.numbers[STALE] = 0
+        self._told = self._told._replace(lazy=lazy._replace(predictions=predictions))
+
+    def _policy_tables(self) -> Policy:
+        """Return what the policy knows, for the loop; of other policies, nothing that is ever read."""
+        policy, offer, cells = self._policy, self._offer, self._cells
+        lazy = _lazy(policy if isinstance(policy, LazyPolicy) else LazyPolicy(), offer)
+        auto = policy if isinstance(policy, AutoPolicy) else AutoPolicy()
+        if isinstance(policy, LazyPolicy):
+            return Policy(LAZY, policy.times.tables, lazy, auto.tables(RequestTable()))
+        times = auto.times(cells).tables
+        if isinstance(policy, AutoPolicy):
+            return Policy(AUTO, times, lazy, auto.tables(self._requests))
+        return Policy(CELLULAR, times, lazy, auto.tables(RequestTable()))
+
+
+def _offer(
+    shapes: list[SimulatedRequest], kinds: Ids, arrived_s: Times, sla_s: float | None, num_types: int
+) -> OfferTables:
+    nodes, width = np.zeros((len(shapes), num_types), np.int64), np.ones((len(shapes), num_types))
+    for i, shape in enumerate(shapes):
+        work = work_of(shape.graph)
+        nodes[i, work.types], width[i, work.types] = work.nodes, np.maximum(work.nodes / work.steps, 1.0)
+    deadline_s = arrived_s + (math.inf if sla_s is None else sla_s)
+    return OfferTables(
+        arrived_s, deadline_s, kinds, nodes, width, np.array([shape.model for shape in shapes], np.int64)
+    )
+
+
+def _lazy(policy: LazyPolicy, offer: OfferTables) -> Lazy:
+    """Return what `lazy` knows."""
+    num, count, num_types = len(policy.left.predicted), len(offer.kinds), offer.nodes.shape[1]
+    of_type = np.array([offer.model[offer.nodes[:, t] > 0].max(initial=0) for t in range(num_types)], np.int64)
     return Lazy(
-        policy.rules, policy.cap, policy.recent, policy.times.corrects, np.ascontiguousarray(times), times.copy(),
-        np.ones(types), of_type, _ids([cell for cell, _, _ in left.predicted]),
-        _ids([NOBODY if given is None else given for _, given, _ in left.predicted]), _ids(fixed), edges,
-        _ids([len(profile.edges) for _, _, profile in left.predicted]), np.zeros((num, 0, 0), np.int64),
-        np.zeros(num, np.int64), np.zeros((num, count), np.int64), np.zeros((num, count), np.int64),
-        np.zeros(num, np.int64), np.full(num, count + 1), deadline_s, np.full(count, math.inf),
-        np.empty(policy.cap * num_models, np.int64),
+        policy.rules, policy.cap, policy.recent, of_type, _predictions(policy.left), np.zeros((num, count), np.int64),
+        np.zeros((num, count), np.int64), np.zeros(num, np.int64), np.full(num, count + 1),
     )  # fmt: skip
 
 
-def _ids(values: list[int]) -> Ids:
-    return np.array(values, np.int64)
+def _predictions(left: StepsLeft) -> Predictions:
+    """Return what is predicted, without tables of lengths, which are made when they are first needed."""
+    if left.lengths != "conditional" or not left.predicted:
+        return left.predictions()
+    num = len(left.predicted)
+    cell, given = [cell for cell, _, _ in left.predicted], [given for _, given, _ in left.predicted]
+    return Predictions(
+        np.array(cell, np.int64), np.array([NOBODY if one is None else one for one in given], np.int64),
+        np.zeros(num, np.int64), np.zeros((num, 0), np.int64), np.zeros((num, 0, 0), np.int64), np.zeros(num, np.int64),
+    )  # fmt: skip

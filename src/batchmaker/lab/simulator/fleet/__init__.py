@@ -1,1 +1,1 @@
-"""A fleet in virtual time: N schedulers, or a compiled model of them, behind a router."""
+"""A fleet in virtual time: N schedulers, or their compiled calls alone, behind a router."""

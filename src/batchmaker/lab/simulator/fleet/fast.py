@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from batchmaker.errors import OptionError
 from batchmaker.fleet.routing import Router
 from batchmaker.graph.cell_graph import Run
-from batchmaker.lab.simulator.fleet import chain_tasks, fast_loop
-from batchmaker.lab.simulator.fleet.chain_tasks import NOBODY, ChainCosts, ReplicaTables, RequestLine, Scratch
+from batchmaker.lab.simulator.core_tables import CoreTables
+from batchmaker.lab.simulator.fleet import fast_loop, replica_tasks
 from batchmaker.lab.simulator.fleet.records import FleetWork
+from batchmaker.lab.simulator.fleet.replica_tasks import ChainCosts, ReplicaTables
 from batchmaker.lab.simulator.fleet.replicas import Replicas
 from batchmaker.lab.simulator.run import SimulatedDevice
 from batchmaker.lab.simulator.workload import SimulatedModel, SimulatedRequest
@@ -23,6 +24,7 @@ from batchmaker.scheduler.batching import BATCHES_AHEAD
 
 MOST_HELD: Final = 1 << 16
 """Requests that one call of the loop may put aside."""
+_NOTHING: Final = -1
 
 
 def why_not_fast(
@@ -44,8 +46,8 @@ def why_not_fast(
 
 @final
 class FastReplicas(Replicas):
-    """Each replica is a line of chains of one cell. Answers come when ExactReplicas says that they come, with the same
-    router and seed, to the last digits; but one compiled loop decides, not the scheduler.
+    """Each replica is the tables of a scheduler, whose requests are chains of one cell. Answers come when ExactReplicas
+    says that they come, with the same router and seed, to the last digits; one compiled loop plays all replicas.
 
     Raises OptionError for what `why_not_fast` names.
     """
@@ -57,38 +59,40 @@ class FastReplicas(Replicas):
         shapes = list(work.requests.shapes)
         if (reason := why_not_fast(model, shapes, policy, device)) is not None:
             raise OptionError(f"this fleet cannot be simulated fast: {reason}. Simulate it with fidelity `exact`")
-        cell, overhead, count = model.cells[0], device.overhead, len(work.requests)
-        ahead = cell.max_batch * (BATCHES_AHEAD if policy.budget_s < math.inf else policy.max_steps)
+        cell, overhead = model.cells[0], device.overhead
+        self._most_done = cell.max_batch * (BATCHES_AHEAD if policy.budget_s < math.inf else policy.max_steps)
         self._costs = ChainCosts(
             np.ascontiguousarray(device.costs.seconds[0, : cell.max_batch + 1]), overhead.step_s, overhead.row_s,
-            overhead.turn_s, overhead.request_s, cell.max_batch, cell.min_batch, policy.max_steps, policy.budget_s,
-            ahead,
+            overhead.turn_s, overhead.request_s,
         )  # fmt: skip
-        self._line = RequestLine(np.zeros(count, np.int32), np.zeros(count, np.int32), self.records.finished_s)
-        self._scratch = Scratch(
-            np.zeros(cell.max_batch, np.int64), np.zeros(policy.max_steps, np.int64),
-            np.zeros(policy.max_steps, np.int64),
-        )  # fmt: skip
-        steps = np.array([_length(request) for request in shapes], np.int32)
+        self._first = CoreTables(model.cells, policy, [shape.graph for shape in shapes], overhead)
+        self._tables = dict[int, CoreTables]()  # by place
         self._offer = fast_loop.Offer(
-            _plain(work.arrived_s, np.float64), _plain(work.requests.kinds, np.int32), steps,
+            _plain(work.arrived_s, np.float64), _plain(work.requests.kinds, np.int32),
             _plain(work.known_ns, np.int64), _plain(self.weight, np.int64), _plain(self.sequence, np.int32),
-            self.records.outcome, self.records.replica, self.records.tries, self.home, self.chunks_left, self.totals,
+            self.records.outcome, self.records.finished_s, self.records.replica, self.records.tries, self.home,
+            self.chunks_left, self.totals,
         )  # fmt: skip
         self._busy_s = np.zeros(1)
         self._places = self._room(16)
         self._tree = np.full(32, math.inf)
-        self._aside = np.zeros(MOST_HELD, np.int64)
+        self._aside, self._wanted = np.zeros(MOST_HELD, np.int64), np.full(2, _NOTHING)
+        self._never = np.zeros(0, np.bool_)
 
     def play(self, until_s: float) -> None:
-        """See Replicas.play. A compiled loop plays; it comes back early when MOST_HELD requests are put aside."""
+        """See Replicas.play. A compiled loop plays; it comes back early when MOST_HELD requests are put aside, and
+        where the tables of a replica must grow."""
         while True:
             num_held = fast_loop.play(
-                self._offer, self._routing(), self._line, self._places, self._costs, self._scratch, self._tree,
-                self._busy_s, self._aside, until_s,
+                self._offer, self._routing(), self._first.forms, self._places, self._costs, self._never, self._tree,
+                self._busy_s, self._aside, self._wanted, until_s,
             )  # fmt: skip
             self._held += self._aside[:num_held].tolist()
-            if num_held < MOST_HELD:
+            place, request = self._wanted.tolist()
+            if place != _NOTHING:
+                self._wanted[:] = _NOTHING
+                self._hand_over(request, place, float(self._offer.arrived_s[request]))
+            elif num_held < MOST_HELD:
                 break
         self.records.busy_s = float(self._busy_s[0])
 
@@ -100,7 +104,7 @@ class FastReplicas(Replicas):
         return fast_loop.Routing(router.how, router.state, router.replicas, router.load, self.sticky)
 
     def _fresh(self, place: int) -> None:
-        room = len(self._places.first)
+        room = len(self._places.num_here)
         if place >= room:
             larger = self._room(2 * room)
             for name in ReplicaTables._fields:
@@ -110,44 +114,41 @@ class FastReplicas(Replicas):
             for other in range(room):
                 fast_loop.set_event(tree, other, float(self._tree[room + other]))
             self._tree = tree
-        chain_tasks.clear(self._places, place)
+        self._clear(place)
+
+    def _clear(self, place: int) -> None:
+        """An engine that has seen nothing is in this place."""
+        places = self._places
+        for column in (places.num_new, places.is_busy, places.num_done, places.next_done, places.num_here):
+            column[place] = 0
+        self._tables[place] = self._first.another()
+        places.addresses[place] = self._tables[place].addresses
 
     def _drop(self, place: int) -> list[int]:
-        places, found = self._places, []
-        request = int(places.first[place]) if places.num_line[place] else NOBODY
-        while request != NOBODY:
-            found.append(request)
-            request = int(self._line.following[request])
+        places, found = self._places, self._tables[place].ids_of_ready(0)
         planned: list[int] = places.done[place, places.next_done[place] : places.num_done[place]].tolist()
-        self._line.finished_s[planned] = np.nan
-        chain_tasks.clear(places, place)
+        self._offer.finished_s[planned] = np.nan
+        self._clear(place)
         fast_loop.set_event(self._tree, place, math.inf)
         return found + planned
 
     def _hand_over(self, request: int, place: int, now_s: float) -> None:
-        self._line.left[request] = self._offer.steps[self._offer.kinds[request]]
-        chain_tasks.join(self._line, self._places, place, request)
-        if not self._places.is_busy[place]:
+        places, tables, kind = self._places, self._tables[place], int(self._offer.kinds[request])
+        if not replica_tasks.join(places, self._first.forms, place, request, kind):
+            tables.make_room(np.array([kind]))
+            places.addresses[place] = tables.addresses
+            replica_tasks.join(places, self._first.forms, place, request, kind)
+        if not places.is_busy[place]:
             fast_loop.set_event(self._tree, place, now_s)
 
     def _room(self, places: int) -> ReplicaTables:
-        """Return the tables of so many replicas."""
-        most, ahead = self._costs.max_batch, self._costs.num_ahead
+        """Return the tables of so many replicas, none of which is there yet."""
         shapes: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(ReplicaTables._fields, ((), np.int64))
         shapes |= {
-            "task_end_s": ((), np.float64), "known": ((most.bit_length(),), np.float64),
-            "seconds": ((most + 1,), np.float64), "done": ((ahead,), np.int32),
+            "addresses": (self._first.addresses.shape, np.int64), "task_end_s": ((), np.float64),
+            "done": ((self._most_done,), np.int32),
         }  # fmt: skip
-        made = ReplicaTables(**{name: np.zeros((places, *shape), kind) for name, (shape, kind) in shapes.items()})
-        for place in range(places):
-            chain_tasks.clear(made, place)
-        return made
-
-
-def _length(request: SimulatedRequest) -> int:
-    (part,) = request.graph.parts
-    assert isinstance(part, Run)
-    return part.length
+        return ReplicaTables(**{name: np.zeros((places, *shape), kind) for name, (shape, kind) in shapes.items()})
 
 
 def _plain(array: NDArray[Any], kind: Any) -> Any:

@@ -10,16 +10,15 @@ from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
 from batchmaker.fleet.routing import NUM_OPEN, pick
-from batchmaker.lab.simulator.fleet.chain_tasks import (
+from batchmaker.lab.simulator.fleet.records import ANSWERED, FAILED
+from batchmaker.lab.simulator.fleet.replica_tasks import (
     ChainCosts,
     ReplicaTables,
-    RequestLine,
-    Scratch,
     Times,
     form_task,
+    has_work,
     join,
 )
-from batchmaker.lab.simulator.fleet.records import ANSWERED, FAILED
 from batchmaker.lab.simulator.fleet.replicas import (
     ENDED,
     NEXT,
@@ -35,15 +34,15 @@ Ids = NDArray[np.int64]
 
 
 class Offer(NamedTuple):
-    """What is offered and how it is counted. See Replicas and FleetWork for the arrays. steps: by kind."""
+    """What is offered and how it is counted. See Replicas, FleetWork and FleetRecords for the arrays."""
 
     arrived_s: Times
     kinds: NDArray[np.int32]
-    steps: NDArray[np.int32]
     known_ns: Ids
     weight: Ids
     sequence: NDArray[np.int32]
     outcome: NDArray[np.int8]
+    finished_s: Times
     replica: NDArray[np.int32]
     tries: NDArray[np.int8]
     home: Ids
@@ -122,12 +121,13 @@ def _home_of(offer: Offer, routing: Routing, request: int) -> int:
 
 @compiled
 def play(
-    offer: Offer, routing: Routing, line: RequestLine, places: ReplicaTables, costs: ChainCosts, scratch: Scratch,
-    tree: Times, busy_s: Times, held: Ids, until_s: float,
+    offer: Offer, routing: Routing, forms: Ids, places: ReplicaTables, costs: ChainCosts, never: NDArray[np.bool_],
+    tree: Times, busy_s: Times, held: Ids, wanted: Ids, until_s: float,
 ) -> int:  # fmt: skip
     """Play up to a time, itself included; return how many requests are held, for no replica is open: see `held`.
 
-    Ends early where `held` is full. Arrivals come before what ends at the same time.
+    Ends early where `held` is full; and where a replica lacks room: `wanted` is then the replica and the request, which
+    must be handed over. Arrivals come before what ends at the same time.
     """
     num_held, count = 0, len(offer.arrived_s)
     while num_held < len(held):
@@ -142,7 +142,7 @@ def play(
             place = _home_of(offer, routing, request)
             if place == ENDED:
                 offer.outcome[request] = FAILED
-                line.finished_s[request] = now_s
+                offer.finished_s[request] = now_s
             elif place == NO_HOME:
                 held[num_held] = request
                 num_held += 1
@@ -151,26 +151,27 @@ def play(
                 offer.tries[request] += 1
                 offer.totals[UNANSWERED] += 1
                 offer.totals[WORK_NS] += offer.known_ns[request]
-                line.left[request] = offer.steps[offer.kinds[request]]
-                join(line, places, place, request)
+                if not join(places, forms, place, request, int(offer.kinds[request])):
+                    wanted[0], wanted[1] = place, request
+                    break
                 if not places.is_busy[place]:
                     set_event(tree, place, now_s)
             continue
         place = _next_place(tree)
         at, end = places.next_done[place], places.num_done[place]
-        while at < end and line.finished_s[places.done[place, at]] <= now_s:
+        while at < end and offer.finished_s[places.done[place, at]] <= now_s:
             _answer(offer, routing, places, place, int(places.done[place, at]))
             at += 1
         places.next_done[place] = at
         if at == end and (not places.is_busy[place] or places.task_end_s[place] <= now_s):
             places.is_busy[place] = 0
-            if places.num_line[place] == 0:
+            if not has_work(places, place):
                 set_event(tree, place, math.inf)
                 continue
-            steps, rows = form_task(line, places, costs, scratch, place, now_s, busy_s)
+            steps, rows = form_task(places, costs, offer.finished_s, never, place, now_s, busy_s)
             offer.totals[STEPS] += steps
             offer.totals[ROWS] += rows
             at, end = 0, places.num_done[place]
-        next_s = line.finished_s[places.done[place, at]] if at < end else places.task_end_s[place]
+        next_s = offer.finished_s[places.done[place, at]] if at < end else places.task_end_s[place]
         set_event(tree, place, next_s)
     return num_held
