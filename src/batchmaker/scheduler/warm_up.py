@@ -31,8 +31,10 @@ from batchmaker.scheduler.events import (
     SequenceId,
     StepsFinished,
 )
-from batchmaker.scheduler.progress import count_submitted
-from batchmaker.scheduler.queues import order_again
+from batchmaker.scheduler.layout import NODES
+from batchmaker.scheduler.priorities import priority_of
+from batchmaker.scheduler.progress import count_submitted, free_rows
+from batchmaker.scheduler.queues import ages_and_ranks, order_again
 
 _NUMBER: Final = ValueSpec((), "int64")
 _LEAF = CellType(TypeId(0), "leaf", (_NUMBER,), (_NUMBER,), (1, 4))
@@ -67,11 +69,20 @@ def prepare() -> None:
     plain.handle(*(CellTypeAdded(cell, 0.0) for cell in _CELLS))
     for request in range(2):
         plain.handle(RequestArrived(RequestId(request), known, 0.0))
-    none = np.empty(0, np.int64)
-    arena, extents, counts = Arena(), np.empty((0, 3), np.int64), np.empty((0, 0), np.int64)
+    _call_the_rest()
+
+
+def _call_the_rest() -> None:
+    """Call what those requests do not need."""
+    arena, none = Arena(), np.empty(0, np.int64)
+    arena.add_type(_LEAF, arena.add_pool((1,)))
     order_again(arena.nodes, arena.subgraphs, arena.requests, arena.types, arena.queue)
+    ages_and_ranks(arena.types, arena.queue, 0)
+    priority_of(0)
+    free_rows(arena.nodes, arena.subgraphs, arena.types, arena.pools, arena.free_rows, none)
+    arena.release(NODES, none, none)
     num_fitting(arena.tables, GraphCopies(arena, keeps_sources=True).tables, none, none)
-    count_submitted(arena.nodes, arena.subgraphs, extents, none, none, counts)
+    count_submitted(arena.nodes, arena.subgraphs, np.empty((0, 3), np.int64), none, none, np.empty((0, 0), np.int64))
 
 
 def _carried_out(scheduler: Scheduler, command: Command) -> list[Command]:
