@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar, final
+from typing import Any, Final, ParamSpec, TypeVar, cast, final
 
 import numpy as np
 from numba import config as _config
@@ -67,6 +67,11 @@ def compiled_inline(loop: Callable[P, R]) -> Callable[P, R]:
     For functions of many arrays that are called at every turn: nothing is counted at a call that is not there.
     """
     return _typed(partial(njit, inline="always")(), loop)
+
+
+def number(value: int) -> int:
+    """Return an int64, for what compiled loops hand to each other: numba compiles a loop anew for each literal."""
+    return cast(int, np.int64(value))
 
 
 def int64s(given: NDArray[Any]) -> NDArray[np.int64]:

@@ -102,7 +102,7 @@ def _take_slots(state: State, ids: Ids, ranks: Ids) -> Ids:
     requests, counts = state.requests, state.counts
     slots = np.empty(len(ids), np.int64)
     for i in range(len(ids)):
-        slot = extents.allocate(state.free, counts, SLOTS, requests[NEXT_SLOT], 1)
+        slot = extents.allocate(state.free, counts, SLOTS, requests[NEXT_SLOT], extents.ONE)
         for field in range(REQUEST_FIELDS):
             requests[field, slot] = 0
         requests[ID, slot], requests[IN_USE, slot], requests[ALIVE, slot] = ids[i], 1, 1
@@ -138,7 +138,7 @@ def _begin(state: State, forms: Forms, slots: Ids, numbers: Ids) -> Ids:
     ready = write_copies(state, forms, where)
     extent_numbers = np.empty(count, np.int64)
     for i in range(count):
-        extent_numbers[i] = extents.allocate(free, counts, EXTENTS, state.extents[NEXT], 1)
+        extent_numbers[i] = extents.allocate(free, counts, EXTENTS, state.extents[NEXT], extents.ONE)
     enter_extents(columns, extent_numbers, where[SLOT], state.extents, requests, subgraphs, types)
     release(nodes, subgraphs, requests, types, state.queue, counts, ready)
     bases: Ids = columns[BASE]

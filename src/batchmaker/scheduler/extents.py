@@ -9,13 +9,16 @@ kind.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled, number
 from batchmaker.scheduler.layout import NOWHERE, USED
 
 Ids = NDArray[np.int64]
+ONE: Final = number(1)
 
 
 @compiled
@@ -37,11 +40,11 @@ def size_class(count: int) -> tuple[int, int]:
 @compiled
 def allocate(free: Ids, counts: Ids, kind: int, links: Ids, count: int) -> int:
     """Return the first of `count` consecutive numbers of a kind. `links` has room for what `top_after` says."""
-    size, number = size_class(count)
+    size, which = size_class(count)
     counts[USED + kind] += count
-    first = free[kind, number]
+    first = free[kind, which]
     if count > 0 and first != NOWHERE:
-        free[kind, number] = links[first]
+        free[kind, which] = links[first]
     else:
         first = counts[kind]
         counts[kind] += size
@@ -62,9 +65,9 @@ def release(free: Ids, counts: Ids, kind: int, links: Ids, first: int, count: in
     """Give back the extent that `allocate` returned as `first`."""
     counts[USED + kind] -= count
     if count > 0:
-        _, number = size_class(count)
-        links[first] = free[kind, number]
-        free[kind, number] = first
+        _, which = size_class(count)
+        links[first] = free[kind, which]
+        free[kind, which] = first
 
 
 @compiled
@@ -78,13 +81,13 @@ def release_each(free: Ids, counts: Ids, kind: int, links: Ids, firsts: Ids, giv
 def top_after(free: Ids, counts: Ids, kind: int, links: Ids, wanted: Ids) -> int:
     """Return one past the highest number after `allocate` of each of these counts, in order. Changes nothing."""
     following = np.empty(free.shape[1], np.int64)
-    for number in range(len(following)):
-        following[number] = free[kind, number]
+    for which in range(len(following)):
+        following[which] = free[kind, which]
     top = counts[kind]
     for i in range(len(wanted)):
-        size, number = size_class(wanted[i])
-        if wanted[i] > 0 and following[number] != NOWHERE:
-            following[number] = links[following[number]]
+        size, which = size_class(wanted[i])
+        if wanted[i] > 0 and following[which] != NOWHERE:
+            following[which] = links[following[which]]
         else:
             top += size
     return int(top)

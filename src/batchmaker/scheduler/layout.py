@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-NOWHERE: Final = -1
+from batchmaker.compiled import number
+
+NOWHERE: Final = number(-1)
 NOBODY: Final = -1
 """No occupant of a lane."""
 
@@ -93,7 +95,8 @@ tables. TURNS_PASSED: tasks since the oldest had its turn in which a higher prio
 
 # --- counts -----------------------------------------------------------------------------------------------------------
 
-NODES, SUBGRAPHS, EDGES, SLOTS, EXTENTS, KINDS = range(6)
+NODES, SUBGRAPHS, EDGES, SLOTS, EXTENTS = map(number, range(5))
+KINDS: Final = 5
 """Kinds of numbers that are given out in extents."""
 USED: Final = KINDS
 NEXT_SEQUENCE, NUM_RANKED, COUNTS = 2 * KINDS, 2 * KINDS + 1, 2 * KINDS + 2

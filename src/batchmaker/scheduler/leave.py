@@ -128,11 +128,11 @@ def _forget(
             free, counts, EDGES, consumer, columns[EXTENT_FIRST_EDGE, extent], columns[EXTENT_NUM_EDGES, extent]
         )
         following = columns[NEXT, extent]
-        extents.release(free, counts, EXTENTS, columns[NEXT], extent, 1)
+        extents.release(free, counts, EXTENTS, columns[NEXT], extent, extents.ONE)
         extent = following
     counts[NUM_RANKED] -= requests[RANK, slot] != 0
     requests[RANK, slot] = requests[IN_USE, slot] = 0
-    extents.release(free, counts, SLOTS, requests[NEXT_SLOT], slot, 1)
+    extents.release(free, counts, SLOTS, requests[NEXT_SLOT], slot, extents.ONE)
 
 
 @compiled_within

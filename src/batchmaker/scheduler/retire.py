@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled, compiled_within
+from batchmaker.compiled import compiled, compiled_within, number
 from batchmaker.scheduler.layout import (
     ID,
     LANES_BEGIN,
@@ -49,7 +51,9 @@ Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-NUM_OVER, NUM_DYING, NUM_DONE, NUM_STOPPED, RETIRED = range(5)
+NUM_OVER, NUM_DYING, NUM_DONE, NUM_STOPPED, RETIRED = map(number, range(5))
+LEFT_WORKER, LEFT_LANE = map(number, range(2))
+FIRST_ROW: Final = number(0)
 """What `retire` returns begins with four counts. Then come
 
 - slots of requests that have no work left, by step, then by slot: if they were to be answered, only those that are;
@@ -62,7 +66,7 @@ NUM_OVER, NUM_DYING, NUM_DONE, NUM_STOPPED, RETIRED = range(5)
 @compiled_within
 def _joined(one: Ids, other: Ids) -> Ids:
     both = np.empty(len(one) + len(other), np.int64)
-    _put(both, _put(both, 0, one), other)
+    _put(both, _put(both, FIRST_ROW, one), other)
     return both
 
 
@@ -112,7 +116,7 @@ def retire(
     unused, found = end_step(
         nodes, subgraphs, state.source, state.source_table, state.is_host,
         state.ports[type_id, : types[NUM_PORTS, type_id]], max(types[NUM_SEQUENCE, type_id], 0), ran, of,
-        part_of(task, PART_ENTERING, 0)[begins[ENTERING] : until[ENTERING]],
+        part_of(task, PART_ENTERING, FIRST_ROW)[begins[ENTERING] : until[ENTERING]],
     )  # fmt: skip
     begin = 0
     for upto in found:
@@ -121,9 +125,9 @@ def retire(
         free_rows(nodes, subgraphs, types, state.pools, state.free_rows, part)
         begin = upto
     for k in range(begins[LEFT], until[LEFT]):
-        home, lane = part_of(task, PART_LEFT, 0)[k], part_of(task, PART_LEFT, 1)[k]
+        home, lane = part_of(task, PART_LEFT, LEFT_WORKER)[k], part_of(task, PART_LEFT, LEFT_LANE)[k]
         state.occupant[state.lanes[LANES_BEGIN, home, type_id] + lane] = NOBODY
-    done = part_of(task, PART_DONE, 0)[begins[DONE] : until[DONE]]
+    done = part_of(task, PART_DONE, FIRST_ROW)[begins[DONE] : until[DONE]]
     stopped_at = stopped_last = over = done[:0]
     if may_stop:
         first_lane = state.lanes[LANES_BEGIN, worker, type_id]

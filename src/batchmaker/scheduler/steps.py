@@ -11,29 +11,21 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled, compiled_within
+from batchmaker.compiled import compiled, compiled_within, number
 from batchmaker.scheduler.queues import Keys
 
 Ids = NDArray[np.int64]
 
 # First rows of `Steps.at`: facts about each position. The tables and rows of inputs follow.
-AT_NODE: Final = 0
-AT_SUBGRAPH: Final = 1
-AT_LANE: Final = 2
+AT_NODE, AT_SUBGRAPH, AT_LANE = map(number, range(3))
 NUM_FACTS: Final = 3
 
 # Rows of `Steps.ends`: how many of each there are up to the end of a step.
-POSITIONS: Final = 0
-DONE: Final = 1
-ENTERING: Final = 2
-LEFT: Final = 3
+POSITIONS, DONE, ENTERING, LEFT = map(number, range(4))
 NUM_ENDS: Final = 4
 
 # Rows of `Steps.flags`.
-HAS_LANES: Final = 0
-IS_DENSE: Final = 1
-MAY_STOP: Final = 2
-STEERS: Final = 3
+HAS_LANES, IS_DENSE, MAY_STOP, STEERS = map(number, range(4))
 NUM_FLAGS: Final = 4
 
 
@@ -127,8 +119,8 @@ class Steps(NamedTuple):
 NUM_STEPS, LANES_WANTED, ROWS_WANTED, ROWS_NEEDED, LARGEST, ALL_MARKS, ALL_FLAGS, FIRST_PART = range(8)
 (
     PART_ENDS, PART_FLAGS, PART_AT, PART_DONE, PART_ENTERING, PART_LEFT, PART_MOVES, PART_KEPT, PART_MARKS, PARTS,
-) = range(10)  # fmt: skip
-HEADER: Final = FIRST_PART + 3 * PARTS
+) = map(number, range(10))  # fmt: skip
+HEADER: Final = number(FIRST_PART + 3 * PARTS)
 
 
 @compiled_within

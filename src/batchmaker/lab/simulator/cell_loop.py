@@ -63,7 +63,7 @@ from batchmaker.scheduler.layout import (
     REQUEST,
     TAIL_OF_QUEUE,
 )
-from batchmaker.scheduler.retire import NUM_OVER, RETIRED, retire
+from batchmaker.scheduler.retire import FIRST_ROW, NUM_OVER, RETIRED, retire
 from batchmaker.scheduler.steps import (
     AT_NODE,
     ENTERING,
@@ -195,7 +195,7 @@ def _submitted(
     """Note when the steps of a new task begin and end."""
     numbers, seconds, type_id = loop.numbers, loop.seconds, loop.numbers[TYPE]
     ends, starts = part_of(task, PART_ENDS, POSITIONS), part_of(task, PART_ENDS, ENTERING)
-    entering, nodes = part_of(task, PART_ENTERING, 0), part_of(task, PART_AT, AT_NODE)
+    entering, nodes = part_of(task, PART_ENTERING, FIRST_ROW), part_of(task, PART_AT, AT_NODE)
     begin_s = max(seconds[FREE_S], seconds[NOW_S]) + numbers[NUM_NEW] * device.request_s
     numbers[NUM_NEW] = numbers[STEP] = 0
     seconds[STEP_S] = begin_s
