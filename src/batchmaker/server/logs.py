@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from queue import Full, Queue
@@ -83,11 +84,22 @@ class LogQueue(QueueHandler):
 
 
 @final
+class _NoLock(nullcontext[None]):
+    """Stands for the lock of a handler that has none. Python 3.13 enters the lock without a look at it."""
+
+    def acquire(self) -> None:
+        """Do nothing."""
+
+    def release(self) -> None:
+        """Do nothing."""
+
+
+@final
 class _LogWriter(logging.StreamHandler[Any]):
     """Writes for one thread, without a lock: the end of the process would wait for a lock."""
 
     def createLock(self) -> None:  # noqa: N802
-        self.lock = None
+        self.lock = _NoLock()  # type: ignore[assignment]
 
 
 @final
