@@ -1,7 +1,7 @@
 """Any requests, together on any engine, are answered once each and as alone, and no compiled loop leaves its arrays.
 
 The slow test here runs in a process whose compiled loops check bounds. BATCHMAKER_EXAMPLES says how many mixes of
-requests it tries: 60 take two to four minutes, 500 about half an hour.
+requests it tries: 60 take one or two minutes, 1500 about half an hour.
 """
 
 from __future__ import annotations

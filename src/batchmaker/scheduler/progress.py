@@ -1,8 +1,8 @@
 """Compiled loops that update the arena when a step is submitted and when it has run, or tell what was submitted.
 
-`find_steps` calls `submit`, the state `count_submitted`, and `finish` the others. of_nodes,
-of_subgraphs, source, source_table and consumer are the tables of the arena; the loops change them. All numbers are
-int64. Returned arrays are new.
+`find_steps` calls `submit`, the state `count_submitted`, and `retire` the others. of_nodes, of_subgraphs, source,
+source_table and consumer are the tables of the arena; the loops change them. All numbers are int64. Returned arrays are
+new.
 """
 
 from __future__ import annotations
