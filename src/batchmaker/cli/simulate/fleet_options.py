@@ -31,7 +31,7 @@ Fidelity = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=_FLEET,
-        help="exact: the engine's own scheduler in each replica. fast: a compiled copy of its rules, for models whose "
+        help="exact: the engine's own scheduler in each replica. fast: its compiled calls alone, for models whose "
         f"requests are one chain of one cell. Default: exact up to {MOST_EXACT_REPLICAS} replicas and "
         f"{MOST_EXACT_REQUESTS} requests, or where fast cannot be.",
     ),
