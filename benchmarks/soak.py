@@ -69,13 +69,14 @@ class Tally:
     def __init__(self) -> None:
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.wrong: list[str] = []
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._ended: collections.Counter[int] = collections.Counter()
 
     def ended(self, answer: Answer) -> None:
         """Count that an answer was given: for each it has to be called once."""
         with self._lock:
             self._ended[id(answer)] += 1
+            self._lock.notify_all()
 
     def add(self, outcome: str, wrong: str = "") -> None:
         """Count an outcome; `wrong` says what was not as it has to be."""
@@ -85,8 +86,9 @@ class Tally:
                 self.wrong.append(wrong)
 
     def once(self, answer: Answer) -> bool:
-        """Return whether an answer was given once until now; forgets it."""
+        """Return whether an answer was given once until now; forgets it. It is done a moment before `ended` is told."""
         with self._lock:
+            self._lock.wait_for(lambda: id(answer) in self._ended, ANSWER_S)
             return self._ended.pop(id(answer), 0) == 1
 
     def close(self) -> None:
