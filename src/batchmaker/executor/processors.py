@@ -42,6 +42,14 @@ class Processors:
         """
         return self.omp_threads or max(1, (self.usable - 1) // num_workers)
 
+    def workers(self, num_threads: int | None = None) -> int:
+        """Return how many workers with so many compute threads each (default: 1) make use of the processors.
+
+        One where there are two processors or fewer: one of them is for the callers. With OMP_NUM_THREADS, all workers
+        together have as many threads as it says.
+        """
+        return max(1, self.threads() // (num_threads or 1)) if self.usable > 2 else 1
+
     def explained(self, num_workers: int = 1, chosen: int | None = None) -> str:
         """Return a sentence with the compute threads, and why they are so many. chosen: by the settings, if at all."""
         threads = self.threads(num_workers) if chosen is None else chosen

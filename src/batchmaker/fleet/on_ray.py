@@ -195,11 +195,11 @@ class RayLauncher:
     async def room(self, config: Config) -> int:
         """Return how many replicas fit: by cores, and by the memory that the first one took."""
         total = self._ray.cluster_resources()
-        by_cores = int(float(total.get("CPU", 1)) // self._cpus)
+        by_workers = int(float(total.get("CPU", 1)) // self._cpus)
         memory = float(total.get("memory", 0.0)) * _MEMORY_SHARE
-        by_memory = int(memory // self._replica_bytes) if memory and self._replica_bytes else by_cores
-        room = max(1, min(by_cores, by_memory))
-        _LOG.info("replicas by room", extra={"replicas": room, "by_cores": by_cores, "by_memory": by_memory})
+        by_memory = int(memory // self._replica_bytes) if memory and self._replica_bytes else by_workers
+        room = max(1, min(by_workers, by_memory))
+        _LOG.info("replicas by room", extra={"replicas": room, "by_workers": by_workers, "by_memory": by_memory})
         return room
 
 
