@@ -237,7 +237,7 @@ def test_a_policy_that_cannot_be_copied_needs_one_worker() -> None:
     ],
 )  # fmt: skip
 def test_as_many_workers_as_there_are_processors_to_compute(found: Processors, threads: Any, workers: int) -> None:
-    assert found.workers(threads) == workers
+    assert found.divided("auto", threads)[0] == workers
 
 
 @pytest.fixture

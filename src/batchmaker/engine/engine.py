@@ -99,10 +99,9 @@ class Engine:
         when_full: Literal["refuse", "wait"] = "refuse",
     ) -> None:
         check_whole("threads", threads, least=1, optional=True)
-        if workers == "auto":
-            workers = found_processors().workers(threads)
-            threads = threads or (1 if workers > 1 else None)
-        check_whole("workers", workers, least=1)
+        if workers != "auto":
+            check_whole("workers", workers, least=1)
+        workers, threads = found_processors().divided(workers, threads)
         check_whole("run_ahead", run_ahead, least=0, optional=True)
         check_whole("max_nodes", max_nodes, least=1)
         check_whole("max_sequences", max_sequences, least=0)

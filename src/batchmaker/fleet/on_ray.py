@@ -16,7 +16,7 @@ import msgspec
 from batchmaker.errors import OptionError, StoppedError
 from batchmaker.fleet.fleet import Running
 from batchmaker.fleet.server import check_fleet, serve_fleet
-from batchmaker.server.config import Config
+from batchmaker.server.config import Config, ModelEntry
 
 _LOG = logging.getLogger("batchmaker.fleet")
 _START_S: Final = 900.0
@@ -54,7 +54,12 @@ def connect(address: str | None) -> Any:
 
 def cpus_of(config: Config) -> float:
     """Return the cores of one replica: its engines' compute threads, unless the settings say otherwise."""
-    return config.fleet.cpus or float(max(model.workers * (model.threads or 1) for model in config.models))
+    return config.fleet.cpus or float(max(_threads(model) for model in config.models))
+
+
+def _threads(model: ModelEntry) -> int:
+    """Return the compute threads of a model's engine in a replica, where "auto" makes use of what is reserved."""
+    return (1 if model.workers == "auto" else model.workers) * (model.threads or 1)
 
 
 @final
