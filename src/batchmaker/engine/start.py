@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -80,7 +81,7 @@ class Start:
             profile = cost_profile(self._catalogue, self._registry, threads)
             if profile is not None:
                 for loop, drivers in zip(self._loops, self._drivers, strict=True):
-                    loop.call_soon(partial(drivers.use_profile, profile))
+                    loop.call_soon(partial(drivers.use_profile, copy.deepcopy(profile)))  # policies add what they see
 
     def _prove_chunks(self) -> None:
         for served in self._catalogue:
