@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_models import Counter, Turns, Watching, assert_balanced, unanswered
+from engine_models import Counter, Turns, Watching, assert_balanced, unanswered, wait_until
 from raising_models import Ask, Hanging, WholeSums
 from torch import nn
 
@@ -17,6 +17,7 @@ import batchmaker as bm
 from batchmaker.engine import Answer
 from batchmaker.engine.heartbeat import HUNG_AFTER_S
 from batchmaker.engine.loop import MOST_RESTARTS
+from batchmaker.engine.workers import LONG_TURN_S
 from batchmaker.errors import EngineError, ModelError, SequenceError
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.core import Scheduler
@@ -177,11 +178,12 @@ def test_one_of_several_workers_begins_anew_and_the_others_know_nothing_of_it(en
             raise DefectError("of a test")
 
         before[hanging]._scheduler.handle = fails  # type: ignore[attr-defined]
+        wait_until(lambda: engine._workers.loops[hanging].busy_for_s > LONG_TURN_S)
         others = [engine.submit(n) for n in (4, 5, 6)]
         assert [int(answer.result(60)) for answer in others] == [4, 5, 6]
         model.let_go.set()
         assert isinstance(began.exception(60), EngineError)
-        assert engine.drivers[hanging] is not before[hanging]
+        wait_until(lambda: engine.drivers[hanging] is not before[hanging])
         assert engine.drivers[1 - hanging] is before[1 - hanging]
         assert engine.stats.restarts == 1
     assert_balanced(engine)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.engine import Answer
-from batchmaker.engine.workers import work_of
+from batchmaker.engine.workers import Workers, work_of
 from batchmaker.errors import CancelledError, OptionError, SequenceLimitError, StoppedError
 from batchmaker.executor.processors import Processors
 from batchmaker.policies.cellular import CellularPolicy
@@ -76,6 +78,67 @@ def test_requests_are_dealt_by_work() -> None:
             engine._tickets.many(engine._catalogue.find(None), [[0] * n for n in (9, 1, 1, 1, 1, 8, 7)], None, 0)
         )
     assert sorted(sum(each) for each in sent) == [9, 9, 10]
+
+
+class Doing:
+    """A loop, as its workers see it."""
+
+    has_ended = False
+
+    def __init__(self, work: int = 0, busy_for_s: float = 0.0) -> None:
+        self.work, self.busy_for_s, self.used_s = work, busy_for_s, 0.0
+        self.got: list[Any] = []
+
+    def send(self, tickets: list[Any]) -> None:
+        self.got += tickets
+        self.work += sum(ticket.work for ticket in tickets)
+
+
+def tickets(count: int) -> list[Any]:
+    return [SimpleNamespace(request=[1], worker=None, answer=None, work=0) for _ in range(count)]
+
+
+def test_a_worker_in_a_long_turn_gets_nothing_while_there_is_another() -> None:
+    hung, other = Doing(0, busy_for_s=3.0), Doing(5)
+    Workers([hung, other]).send(tickets(4))  # type: ignore[list-item]
+    assert (len(hung.got), len(other.got)) == (0, 4)
+    both = Doing(0, busy_for_s=3.0), Doing(5, busy_for_s=2.0)
+    Workers(both).send(tickets(4))  # type: ignore[arg-type]
+    assert sum(len(one.got) for one in both) == 4, "nothing is lost where all are busy"
+
+
+@pytest.mark.skipif(
+    not hasattr(time, "pthread_getcpuclockid"), reason="the processor time of a thread is not told here"
+)
+@pytest.mark.parametrize(("busy", "taking"), [(0.0, 2), (1.0, 3), (1.9, 4), (3.8, 7), (9.9, 16), (15.0, 16)])
+def test_as_many_workers_take_requests_as_the_lock_lets_run(
+    busy: float, taking: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("batchmaker.engine.workers.time.monotonic", lambda: now_s)
+    loops = [Doing() for _ in range(16)]
+    several = Workers(loops, adapts=True)  # type: ignore[arg-type]
+    several.send(tickets(16))
+    assert [len(loop.got) for loop in loops] == [1] * 16, "nothing is known yet"
+    now_s += 0.1
+    for loop in loops:
+        loop.used_s += 0.1 * busy / 16
+        loop.got.clear()
+    several.send(tickets(160))
+    assert sum(bool(loop.got) for loop in loops) == taking
+    told = Workers([Doing() for _ in range(16)])  # type: ignore[list-item]
+    now_s += 0.1
+    told.send(tickets(16))
+    assert all(len(loop.got) == 1 for loop in told.loops), "a number that the user gives is that number"  # type: ignore[attr-defined]
+
+
+def test_the_processor_time_of_a_loop_is_known_while_it_runs() -> None:
+    with bm.Engine(Lengths(), threads=1) as engine:
+        engine.map([[1, 2, 3]] * 20, progress=False)
+        (loop,) = engine._workers.loops
+        before_s = loop.used_s
+        engine.map([[1, 2, 3]] * 20, progress=False)
+        assert 0 < before_s < loop.used_s
 
 
 def test_every_worker_answers_and_all_are_counted_together() -> None:

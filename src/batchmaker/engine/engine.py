@@ -101,6 +101,7 @@ class Engine:
         check_whole("threads", threads, least=1, optional=True)
         if workers != "auto":
             check_whole("workers", workers, least=1)
+        adapts = workers == "auto"
         workers, threads = found_processors().divided(workers, threads)
         check_whole("run_ahead", run_ahead, least=0, optional=True)
         check_whole("max_nodes", max_nodes, least=1)
@@ -138,21 +139,20 @@ class Engine:
         proven = ProvenTemplates()
         self._drivers = [Drivers(each, make, proven=proven) for each in separated(chosen, several)]
         self._service = [[ServiceStats() for _ in self._catalogue] for _ in self._drivers]  # by worker and by model
-        self._workers = Workers(
-            [
-                Loop(
-                    drivers.first(),
-                    drivers.another,
-                    self._clock,
-                    partial(self._settled, service),
-                    give_up_late=late == "give-up",
-                    left=(lambda _: None) if room is None else room.leave,
-                    starting=lambda: self._start.said,
-                    aged_every=aged_every,
-                )
-                for drivers, service in zip(self._drivers, self._service, strict=True)
-            ]
-        )
+        loops = [
+            Loop(
+                drivers.first(),
+                drivers.another,
+                self._clock,
+                partial(self._settled, service),
+                give_up_late=late == "give-up",
+                left=(lambda _: None) if room is None else room.leave,
+                starting=lambda: self._start.said,
+                aged_every=aged_every,
+            )
+            for drivers, service in zip(self._drivers, self._service, strict=True)
+        ]
+        self._workers = Workers(loops, adapts=adapts)
         self._start = Start(
             self._catalogue,
             self._registry,

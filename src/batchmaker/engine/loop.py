@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, final
@@ -76,6 +77,7 @@ class Loop:
         self.on_idle: Callable[[], None] | None = None
         self.on_failed: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
+        self._used: int | None = None  # the clock of the thread's processor time
         self._refusal = ""  # why no more requests are taken; "" while they are
         self._crash: BaseException | None = None
         self._restarts_left = MOST_RESTARTS
@@ -124,6 +126,21 @@ class Loop:
             self._watchdog.start()
             self.is_running = True
             return True
+
+    @property
+    def busy_for_s(self) -> float:
+        """Seconds in the present turn; 0 while it waits, or does not run."""
+        return 0.0 if self._waits or not self.is_running else max(0.0, self._clock.now_s() - self._since_s)
+
+    @property
+    def used_s(self) -> float:
+        """Seconds of processor time that the thread has used; 0 while it does not run."""
+        if self._used is None:
+            return 0.0
+        try:
+            return time.clock_gettime(self._used)
+        except OSError:  # the thread has ended
+            return 0.0
 
     @property
     def work(self) -> int:
@@ -205,7 +222,10 @@ class Loop:
         """Hand half of the requests that have not begun to a loop that has none. Call it in this loop's thread."""
         if self._draining:
             return
-        ours = self._unanswered.hand_over([*self._incoming.spare(), *self._driver.withdraw()])
+        spare = [*self._incoming.spare(), *self._driver.withdraw()]
+        ours = self._unanswered.hand_over(spare)
+        if len(ours) < len(spare):  # another thread has answered them, and they are to be counted
+            self._settle([(ticket, None, ticket.error) for ticket in spare if ticket.error is not None])
         for ticket in ours:
             if ticket.answer is not None:
                 ticket.answer.handover = other  # before it begins there; see Answer.cancel
@@ -216,8 +236,9 @@ class Loop:
             for ticket in ours:
                 if ticket.answer is not None:
                     ticket.answer.handover = self
-            self._unanswered.add(ours)
-            self._incoming.inbox.put(ours)
+            with self._lock:
+                self._unanswered.add(ours)
+                self._incoming.inbox.put(ours)
 
     def _notify(self) -> None:
         """Wake the loop. Coalesces wake-ups: `_woken` says that one is in the inbox already.
@@ -279,6 +300,8 @@ class Loop:
     # --- in the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._used = time.pthread_getcpuclockid(threading.get_ident())  # another thread could ask too late
         try:
             while not self._has_finished():
                 pass

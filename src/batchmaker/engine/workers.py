@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heapreplace
 from typing import Any, Final, final
 
 import numpy as np
@@ -22,6 +22,15 @@ from batchmaker.engine.request import Ticket
 from batchmaker.engine.stats import DriverStats
 from batchmaker.scheduler.events import RequestId
 
+TO_BE_BUSY: Final = 0.7
+"""The share of its time that a worker computes, if it does not wait for the interpreter's lock for too long."""
+
+LOOK_S: Final = 0.05
+"""Seconds between two looks at how busy the workers are."""
+
+LONG_TURN_S: Final = 0.05
+"""Seconds. A worker that has been in one turn for longer takes no requests while there is another."""
+
 _COUNTED: Final = (list, str, bytes, bytearray)
 
 
@@ -32,12 +41,16 @@ class Workers:
     A request goes to the worker with the least work. The work of a request is taken to be the number of its values,
     such as words; see `work_of`. It is only compared with the work of others.
 
+    adapts: whether as many take requests as the interpreter's lock lets run (see `_num_useful`); otherwise all do.
     is_running: whether the threads have been started. entrance: what takes requests, and callers wait with: this
     object, or the only loop.
     """
 
-    def __init__(self, loops: Sequence[Loop]) -> None:
+    def __init__(self, loops: Sequence[Loop], *, adapts: bool = False) -> None:
         self.loops = tuple(loops)
+        self._adapts = adapts and hasattr(time, "pthread_getcpuclockid")
+        self._looked_s, self._seen_s = time.monotonic(), 0.0
+        self._num_taking = len(self.loops)
         self.is_running = False
         self.entrance = self.loops[0] if len(self.loops) == 1 else self
         if self.entrance is self:
@@ -91,7 +104,8 @@ class Workers:
 
     def least_sequences(self) -> tuple[int, Loop]:
         """Return the number and the loop of the worker with the fewest open sequences."""
-        return min(enumerate(self.loops), key=lambda worker: worker[1].driver.num_sequences)
+        taking = self.loops[: self._num_useful()]
+        return min(enumerate(taking), key=lambda worker: worker[1].driver.num_sequences)
 
     def _end(self, *, drain: bool) -> None:
         for loop in self.loops:
@@ -122,13 +136,16 @@ class Workers:
     def _dealt(self, tickets: Sequence[Ticket]) -> list[tuple[Loop, list[Ticket]]]:
         """Say which worker gets which of these requests."""
         shares: dict[int, list[Ticket]] = {}
-        least = [(loop.work, number) for number, loop in enumerate(self.loops)]
+        least = [(loop.work, number) for number, loop in enumerate(self.loops[: self._num_useful()])]
         heapify(least)
         for ticket in tickets:
             ticket.work = work_of(ticket.request)
             number = ticket.worker
             if number is None:
                 work, number = least[0]
+                while number not in shares and len(least) > 1 and self.loops[number].busy_for_s > LONG_TURN_S:
+                    heappop(least)
+                    work, number = least[0]
                 heapreplace(least, (work + ticket.work, number))
             share = shares.get(number)
             if share is None:
@@ -138,8 +155,26 @@ class Workers:
                 ticket.answer.handover = self.loops[number]
         return [(self.loops[number], share) for number, share in shares.items()]
 
+    def _num_useful(self) -> int:
+        """Return how many workers are to take requests.
+
+        Threads share the interpreter's lock. With small cells, two keep it busy, and each further one makes the others
+        wait. So this looks at how many processors the workers have kept busy lately. As many take requests as can each
+        be busy for TO_BE_BUSY of the time, and one more, so that their number can grow; two at least.
+        """
+        now_s = time.monotonic()
+        if not self._adapts or now_s < self._looked_s + LOOK_S:
+            return self._num_taking
+        seen_s = sum([loop.used_s for loop in self.loops])
+        busy = (seen_s - self._seen_s) / (now_s - self._looked_s)
+        self._looked_s, self._seen_s = now_s, seen_s
+        self._num_taking = min(len(self.loops), int(busy / TO_BE_BUSY) + 2)
+        return self._num_taking
+
     def _seek_work(self, idle: Loop) -> None:
         """Ask the worker with the most work for some of it. Called in the thread of the idle one."""
+        if idle not in self.loops[: self._num_taking]:
+            return
         busiest = max(self.loops, key=lambda loop: loop.work)
         if busiest is not idle and busiest.work:
             busiest.call_soon(partial(busiest.give, idle))
