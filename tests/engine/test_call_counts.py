@@ -35,7 +35,7 @@ class Calls:
             self.counts[frame.f_code.co_qualname] += 1
 
     def of(self, run: Callable[[], object], tries: int = 100) -> int:
-        """Return how many calls `run` makes, in this thread and the engine's: the least, once it was seen three times."""
+        """Return how many calls `run` makes, in this thread and the engine's: the least that was seen three times."""
         found = list[int]()
         while len(found) < tries and found.count(min(found, default=0)) < 3:
             self.counts.clear()
