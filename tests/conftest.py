@@ -15,6 +15,7 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # engines have one worker, however many processors there are
 HAS_CUDA = False
 if importlib.util.find_spec("torch") is not None:
     import torch
