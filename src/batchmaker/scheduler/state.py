@@ -24,7 +24,7 @@ from batchmaker.scheduler.admission import GraphAdmission
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.commands import Grow, RunTask, always
 from batchmaker.scheduler.depths import Depths
-from batchmaker.scheduler.events import GraphExtended, RequestArrived, RequestId, SequenceId, TaskId, WorkerId
+from batchmaker.scheduler.events import GraphExtended, RequestArrived, RequestId, SequenceId, TaskId
 from batchmaker.scheduler.frontiers import FrontierCounts, Frontiers
 from batchmaker.scheduler.layout import (
     ALIVE,
@@ -100,10 +100,7 @@ class Attached:
 class TaskEntry:
     """One task on a worker. steps: see `packed`. num_finished: number of finished steps."""
 
-    worker: WorkerId
-    type_id: TypeId
     steps: Nodes
-    num_steps: int
     run: RunTask
     num_finished: int = 0
 
@@ -277,7 +274,7 @@ class SchedulerState:
         """Add a cell type, also to what policies read."""
         pool = self.admission.add_type(cell)
         self.types.append(TypeEntry(cell, pool))
-        for kept in (self.watched, self.depths, self.frontiers):
+        for kept in (self.watched, self.depths):
             if kept is not None:
                 kept.add_type()
 
@@ -290,8 +287,6 @@ class SchedulerState:
         if entry.num_sequence_inputs is None:
             entry.num_sequence_inputs = num_sequence_inputs
             self.arena.types[NUM_SEQUENCE, type_id] = num_sequence_inputs
-            for worker in range(self.num_workers):
-                self.arena.grow_lanes(worker, type_id, 0)
         elif entry.num_sequence_inputs != num_sequence_inputs:
             raise InvariantError(f"chains of cell {entry.cell.name!r} take different numbers of inputs per step")
 

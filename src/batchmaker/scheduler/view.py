@@ -17,7 +17,7 @@ from batchmaker.scheduler.depths import Depths
 from batchmaker.scheduler.events import RequestId
 from batchmaker.scheduler.frontiers import Frontiers
 from batchmaker.scheduler.invariants import check_state
-from batchmaker.scheduler.layout import NUM_FREE, NUM_ROWS, NUM_RUNNING, SLOTS
+from batchmaker.scheduler.layout import JUST_RAN, NUM_FREE, NUM_ROWS, NUM_RUNNING, SLOTS
 from batchmaker.scheduler.queues import ready_types
 from batchmaker.scheduler.state import SchedulerState
 
@@ -25,13 +25,12 @@ Kept = TypeVar("Kept")
 
 
 class View:
-    """Implements ReadyView. The Scheduler inherits from it and sets `_now_s` and `_just_run`."""
+    """Implements ReadyView. The Scheduler inherits from it and sets `_now_s`."""
 
     def __init__(self, policy: CellPolicy, state: SchedulerState) -> None:
         self._policy = policy
         self._state = state
         self._cells: list[CellType] = []
-        self._just_run: TypeId | None = None
         self._now_s = 0.0
         self._deadlines: Deadlines[RequestId] = Deadlines()
 
@@ -71,7 +70,7 @@ class View:
         check_state(self._state)
 
     def num_running(self, type_id: TypeId) -> int:
-        return int(self._state.arena.types[NUM_RUNNING, type_id]) + (type_id == self._just_run)
+        return int(self._state.arena.types[[NUM_RUNNING, JUST_RAN], type_id].sum())
 
     @property
     def num_waiting(self) -> int:
