@@ -254,30 +254,28 @@ class Batcher:
         if header[LANES_WANTED]:  # for its next steps
             state.arena.grow_lanes(worker, entry.cell.type_id, header[LANES_WANTED])
         if entry.num_sequence_inputs is not None and state.plan_rows:
-            commands += self._reserve_lanes(entry, worker)
+            self._reserve_lanes(entry, worker, commands)
         run = self._described(task, worker, entry, steps, header)
         if state.observed:
             state.submitted(entry.cell.type_id, run.nodes)
         state.tasks[task] = TaskEntry(steps, run)
         commands.append(run)
 
-    def _reserve_lanes(self, entry: TypeEntry, worker: WorkerId) -> tuple[Reserve, ...]:
-        """Return how the lane tables must grow, if there are more lanes than rows."""
+    def _reserve_lanes(self, entry: TypeEntry, worker: WorkerId, commands: list[Command]) -> None:
+        """Command how the lane tables must grow, if there are more lanes than rows."""
         assert entry.num_sequence_inputs is not None
         type_id, lanes = entry.cell.type_id, self._state.arena.lanes
-        if lanes[NUM_LANES, worker, type_id] <= lanes[NUM_RESERVED, worker, type_id]:
-            return ()
-        lanes[NUM_RESERVED, worker, type_id] = max(int(lanes[NUM_LANES, worker, type_id]), entry.cell.max_batch)
-        specs = self._state.tables.lanes(worker, entry.cell, entry.num_sequence_inputs)
-        return (Reserve(specs, int(lanes[NUM_RESERVED, worker, type_id])),)
+        if lanes[NUM_LANES, worker, type_id] > lanes[NUM_RESERVED, worker, type_id]:
+            lanes[NUM_RESERVED, worker, type_id] = max(int(lanes[NUM_LANES, worker, type_id]), entry.cell.max_batch)
+            specs = self._state.tables.lanes(worker, entry.cell, entry.num_sequence_inputs)
+            commands.append(Reserve(specs, int(lanes[NUM_RESERVED, worker, type_id])))
 
     def _described(self, task: TaskId, worker: WorkerId, entry: TypeEntry, steps: Ids, header: list[int]) -> RunTask:
         """Return the command of a packed task."""
-
-        ends, flags, at, _, _, _, moves, kept, marks = [
-            steps[begin : begin + rows * columns].reshape(rows, columns)
-            for begin, rows, columns in zip(*[iter(header[FIRST_PART:])] * 3, strict=True)
-        ]
+        parts = []
+        for begin, rows, columns in zip(*[iter(header[FIRST_PART:])] * 3, strict=True):
+            parts.append(steps[begin : begin + rows * columns].reshape(rows, columns))
+        ends, flags, at, _, _, _, moves, kept, marks = parts
         said, inputs = flags > 0, NUM_FACTS + (len(at) - NUM_FACTS) // 2
         keep = Keep(entry.pool.table_ids, kept[1], kept[0]) if kept.shape[1] else None
         lanes = None
@@ -288,13 +286,10 @@ class Batcher:
                 tables, at[AT_LANE], said[HAS_LANES], said[IS_DENSE], moves[0], moves[1 : 1 + len(tables)],
                 moves[1 + len(tables) :],
             )  # fmt: skip
-        fetches = list[FetchOutput]()
-        if header[ALL_MARKS]:
-            fetches = [
-                FetchOutput(output, marked(marks[0], output))
-                for output in range(header[ALL_MARKS].bit_length())
-                if header[ALL_MARKS] >> output & 1
-            ]
+        fetches, all_marks = list[FetchOutput](), header[ALL_MARKS]
+        for output in range(all_marks.bit_length()):
+            if all_marks >> output & 1:
+                fetches.append(FetchOutput(output, marked(marks[0], output)))
         return RunTask(
             task, worker, entry.cell.type_id, header[LARGEST], ends[POSITIONS], at[AT_NODE],
             at[NUM_FACTS:inputs], at[inputs:], lanes, keep, tuple(fetches),

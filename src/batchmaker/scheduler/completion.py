@@ -16,8 +16,9 @@ from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.scheduler import leave
 from batchmaker.scheduler.commands import Read, Reserve
+from batchmaker.scheduler.copies import earlier_nodes, fetch_late
 from batchmaker.scheduler.events import RequestId, StepsFinished
-from batchmaker.scheduler.layout import BASE, DONE, FIRST, FIRST_LOCAL, LAST, NOWHERE
+from batchmaker.scheduler.layout import BASE, FIRST, FIRST_LOCAL, ID, LAST, NOWHERE
 from batchmaker.scheduler.progress import let_go, release
 from batchmaker.scheduler.retire import RETIRED
 from batchmaker.scheduler.state import NO_NODES, Nodes, SchedulerState, TaskEntry
@@ -110,22 +111,28 @@ class Completion:
 
     # --- unfold functions that wait --------------------------------------------------------------------------
 
-    def fetch_late(self, slot: int, graph: CellGraph) -> list[Read]:
-        """Serve fetches of nodes from before this extension.
+    def fetch_late(self, graphs: Sequence[tuple[int, CellGraph, int]]) -> dict[int, list[Read]]:
+        """Serve fetches of nodes from before these extensions: (slot, extension, first stored node of its sequence).
 
-        Returns a Read for each output of nodes that are done. For nodes on a worker the Read comes when they are done.
-        Nodes that are not submitted need none: their own step fetches the output.
+        Returns, by slot, a Read for each output of nodes that are done. For nodes on a worker the Read comes when they
+        are done. Nodes that are not submitted need none: their own step fetches the output.
         """
-        arena = self._state.arena
-        reads: list[Read] = []
-        for fetch in graph.fetches:
-            for node in self._state.numbers_of(slot, fetch.nodes[fetch.nodes < graph.first]).tolist():
-                end = int(arena.end[arena.subgraph[node]])
-                tail = end - 1 if end > 0 else node
-                if arena.state[tail] == DONE:
-                    reads.extend(self._reads(slot, node, 1 << fetch.output))
-                elif arena.row[node] != NOWHERE:  # submitted; it was held then, so it has a row
-                    self._state.attached[slot].fetches[tail].append((node, 1 << fetch.output))
+        state, wanted = self._state, list[tuple[int, int, int, int]]()
+        for slot, graph, kept_base in graphs:
+            for fetch in graph.fetches:
+                for local in fetch.nodes.tolist():
+                    if local < graph.first:
+                        wanted.append((slot, kept_base, local, fetch.output))
+        reads: dict[int, list[Read]] = {}
+        if wanted and state.plan_rows:
+            places = np.array(wanted, np.int64).T.copy()
+            found = fetch_late(state.arena.tables, places).T.tolist()
+            ids = state.arena.requests[ID, places[0]].tolist()
+            for (slot, _, _, output), request, (node, table, row, tail) in zip(wanted, ids, found, strict=True):
+                if row != NOWHERE:
+                    reads.setdefault(slot, []).append(Read(request, node, output, table, row))
+                elif tail != NOWHERE:
+                    state.attached[slot].fetches[tail].append((node, 1 << output))
         return reads
 
     def _reads(self, slot: int, node: int, bits: int) -> list[Read]:
@@ -140,13 +147,14 @@ class Completion:
             if bits >> output & 1
         ]
 
-    def drop_handles(self, dropped: Sequence[tuple[int, int, int]]) -> None:
-        """Note that unfold functions can no longer use some nodes: (slot, first local node, count)."""
-        places = [
-            (int(self._state.numbers_of(slot, np.array([local]))[0]), count) for slot, local, count in dropped if count
-        ]
-        if places:
-            self._drop(np.array(places, np.int64))
+    def drop_handles(self, dropped: Sequence[tuple[int, int, int, int]]) -> None:
+        """Note that unfold functions can no longer use some nodes.
+
+        dropped: slot, first stored node of its sequence, first local node, and their number.
+        """
+        if dropped:
+            places = np.array(dropped, np.int64).T.copy()
+            self._drop(np.stack((earlier_nodes(self._state.arena.tables, places), places[3]), axis=1))
 
     def drop_all(self, ended: Sequence[int]) -> None:
         """Note that the unfold functions of these requests have ended: they can use no node any more. ended: slots."""

@@ -110,6 +110,7 @@ class Scheduler(View):
         self._give_up_late = give_up_late
         self._urgency = Urgency(state) if policy.urgent_first else None
         self._batcher = Batcher(state)
+        self._num_workers, self._asks = num_workers, policy.is_asked(0)
         weighs = policy.weighs_tasks and task_s < math.inf
         state.arena.rules[:] = (
             plan_rows, follows, loops_ahead and policy.budget_s < math.inf and not policy.needs_depth, num_workers > 1,
@@ -118,7 +119,8 @@ class Scheduler(View):
             policy.urgent_first,
         )  # fmt: skip
         state.arena.budget_s[0, 0] = min(policy.budget_s, TASKS_WORTH * task_s) if weighs else policy.budget_s
-        self._completion = Completion(self._state)
+        self._completion = Completion(state)
+        self._copies = state.admission.copies
         self._next_task = 0
 
     # --- interface for drivers -----------------------------------------------------------------------------
@@ -140,7 +142,7 @@ class Scheduler(View):
         arrivals = cast(Sequence[RequestArrived], events[tail:])
         known: Known | None = None
         if arrivals:
-            if finished is not None and (state.observed or len(self._deadlines)):
+            if finished is not None and (state.observed or self._deadlines.heap):
                 self._turn(commands, finished)
                 finished = None
             self._expire(arrivals[-1].at_s, commands)
@@ -153,9 +155,9 @@ class Scheduler(View):
                     finished = None
                 self._arrived(arrivals, known, commands)
                 arrivals, known = (), None
-                self._expire(self._now_s, commands)  # requests that arrived after their deadline
+                self._expire(self.now_s, commands)  # requests that arrived after their deadline
         if self._urgency is not None:
-            self._urgency.look(self._now_s)
+            self._urgency.look(self.now_s)
         self._schedule(commands, finished, arrivals, known)
         return commands
 
@@ -216,7 +218,8 @@ class Scheduler(View):
         if cell.type_id != len(self._state.types):
             raise InvariantError(f"cell types are numbered in order; got {cell.type_id} after {len(self._state.types)}")
         self._state.add_type(cell)
-        self._cells.append(cell)
+        self.cells.append(cell)
+        self._asks = self._policy.is_asked(len(self.cells))
 
     def _known(self, events: Sequence[RequestArrived]) -> Known | None:
         """Return the forms of requests that begin when they arrive, if all their graphs are known. Otherwise None."""
@@ -227,15 +230,16 @@ class Scheduler(View):
                 return None
         if self._urgency is not None or state.depths is not None:
             return None
-        forms = state.admission.copies.forms_of(events)
+        forms = self._copies.forms_of(events)
         if forms is None:
             return None
-        state.check_new([event.request for event in events])
-        ranked = [
-            (event.request, usual_rank(event.priority) if event.priority else 0, form.number)
-            for event, form in zip(events, forms, strict=True)
-        ]
-        return forms, np.array(ranked, np.int64).T.copy()
+        ids, ranks, numbers = list[int](), list[int](), list[int]()
+        for event, form in zip(events, forms, strict=True):
+            ids.append(event.request)
+            ranks.append(usual_rank(event.priority) if event.priority else 0)
+            numbers.append(form.number)
+        state.check_new(ids)
+        return forms, np.array((ids, ranks, numbers), np.int64)
 
     def _arrived(self, events: Sequence[RequestArrived], known: Known | None, commands: list[Command]) -> None:
         """Take requests that arrived together. known: see `_known`."""
@@ -269,20 +273,20 @@ class Scheduler(View):
     ) -> None:  # fmt: skip
         """Note that requests have arrived and begun in a compiled call. bases: the first nodes of their graphs."""
         state = self._state
-        state.enter([event.request for event in events], slots, events)
+        for event, form, slot, base in zip(events, forms, slots, bases, strict=True):
+            state.requests[event.request] = slot
+            if event.deadline_s is not None:
+                state.times_s[slot] = event.at_s, event.deadline_s
+            commands.append(Admit(event.request, slot, 0, base, event.graph.num_nodes, form.host_tables))
         self._entered(events, slots)
         if state.watched is not None:
-            state.watched.begin(slots, self._now_s)
+            state.watched.begin(slots, self.now_s)
         if state.frontiers is not None and state.frontiers.kept:
             state.frontiers.admit(np.array([(b, e.graph.num_nodes) for b, e in zip(bases, events, strict=True)]), ())
-        commands += [
-            Admit(event.request, slot, 0, base, event.graph.num_nodes, form.host_tables)
-            for event, form, slot, base in zip(events, forms, slots, bases, strict=True)
-        ]
 
     def _begin(self, graphs: Sequence[CellGraph], slots: Sequence[int], commands: list[Command]) -> None:
         if self._state.watched is not None:
-            self._state.watched.begin(slots, self._now_s)
+            self._state.watched.begin(slots, self.now_s)
         graphs, slots, too_large = fitting(self._state, graphs, slots, commands)
         for slot, reason in too_large:
             self._end(slot, FailureKind.MEMORY, reason, commands)
@@ -325,7 +329,10 @@ class Scheduler(View):
             self._end(slot, FailureKind.MEMORY, reason, commands)
         if slots:
             self._take_graphs(graphs, slots, commands)
-        self._completion.drop_handles([(slot, *nodes) for slot in slots for nodes in together[slot].dropped])
+        self._completion.drop_handles([
+            (slot, self._state.kept_base(slot), first, count)
+            for slot in slots for first, count in together[slot].dropped if count
+        ])  # fmt: skip
         self._completion.drop_all([slot for slot in slots if not arena.requests[OPEN, slot]])
         self._reply_if_done(np.array(slots, np.int64), commands)
 
@@ -335,13 +342,10 @@ class Scheduler(View):
         for graph in {id(graph): graph for graph in graphs}.values():
             for run in graph.runs:
                 state.learn_form(run.type_id, len(run.sequences))
-        kept_bases = [0] * len(graphs)
-        if any(graph.first for graph in graphs):
+        kept_bases, is_later = [0] * len(graphs), any(graph.first for graph in graphs)
+        if is_later:
             if state.chunks:
-                kept_bases = [
-                    0 if (chunk := state.chunks.get(slot)) is None or chunk.stored is None else chunk.stored.extent.base
-                    for slot in slots
-                ]
+                kept_bases = [state.kept_base(slot) for slot in slots]
             admitted = state.admission.admit(
                 graphs, slots, lambda i: state.known_numbers(slots[i]) if graphs[i].first else None, kept_bases
             )
@@ -350,18 +354,23 @@ class Scheduler(View):
         commands.extend(admitted.reserves)
         bases, waits = admitted.extents[BASE].tolist(), (arena.requests[OPEN, slots] > 0).tolist()
         ids = arena.requests[ID, slots].tolist()
+        if state.numbers or state.depths is not None:
+            for slot, graph in zip(slots, graphs, strict=True):
+                if slot in state.numbers:
+                    state.known_numbers(slot)
+                if state.depths is not None:
+                    state.depths.admit(slot, graph, state.known_extents(slot))
+        reads = self._completion.fetch_late([
+            member for member in zip(slots, graphs, kept_bases, strict=True) if member[1].fetches_earlier
+        ]) if is_later else {}  # fmt: skip
         for graph, slot, base, request, is_open, tables, kept_base in zip(
             graphs, slots, bases, ids, waits, admitted.host_tables, kept_bases, strict=True
         ):
-            if slot in state.numbers:
-                state.known_numbers(slot)
-            if state.depths is not None:
-                state.depths.admit(slot, graph, state.known_extents(slot))
             if is_open:
                 arena.held[base : base + graph.num_nodes] = 1
             commands.append(Admit(request, slot, graph.first, base, graph.num_nodes, tables, kept_base))
-            if graph.first and graph.known_fetches_earlier is not False and graph.fetches_earlier:
-                commands.extend(self._completion.fetch_late(slot, graph))
+            if slot in reads:
+                commands += reads[slot]
         keeping = [(slot, graph.kept) for slot, graph in zip(slots, graphs, strict=True) if graph.kept is not None]
         if keeping:
             self._completion.will_keep(*zip(*keeping, strict=True))
@@ -388,13 +397,12 @@ class Scheduler(View):
             stopped = NEVER if finished.stopped is None else np.array(finished.stopped, np.bool_)
             if busy_s > 0:
                 run, step_s = entry.run, busy_s / (end - first)
-                self._policy.step_finished(
-                    run.type_id, (run.begin_of(end) - run.begin_of(first)) // (end - first), step_s
-                )
+                num_rows = int(run.ends[end - 1] - (run.ends[first - 1] if first else 0))
+                self._policy.step_finished(run.type_id, num_rows // (end - first), step_s)
                 if self._urgency is not None:
                     self._urgency.step_finished(run.type_id, step_s)
         found, formed = turn(
-            arena.tables, state.admission.copies.tables, task, first, end, stopped, answer, busy_s,
+            arena.tables, self._copies.tables, task, first, end, stopped, answer, busy_s,
             NO_ARRIVALS if known is None else known[1], worker, until, given, at, by_age,
             may_ask,
         )  # fmt: skip
@@ -467,7 +475,7 @@ class Scheduler(View):
                 self._policy.requests_finished(self, slots.tolist())
             state.leave(slots.tolist())
         self._completion.forgotten(slots)
-        commands += [Reply(request) for request in ids]
+        commands += map(Reply, ids)
 
     def _end_request(self, request: RequestId, kind: FailureKind, reason: str, commands: list[Command]) -> None:
         slot = self._state.requests.get(request)
@@ -486,8 +494,8 @@ class Scheduler(View):
 
     def _expire(self, at_s: float, commands: list[Command]) -> None:
         """Set the time, and fail the requests whose deadlines have passed."""
-        self._now_s = at_s
-        for deadline_s, request in self._deadlines.passed(at_s) if len(self._deadlines) else ():
+        self.now_s = at_s
+        for deadline_s, request in self._deadlines.passed(at_s) if self._deadlines.heap else ():
             slot = self._state.requests.get(request)
             if slot is not None:
                 late = f"not done by its deadline, {deadline_s - self._state.times_s[slot][0]:.3f} s after it arrived"
@@ -505,10 +513,10 @@ class Scheduler(View):
         who begins, if somebody waits, and how they rank the types, if they say more than their `order`.
         """
         state, policy = self._state, self._policy
-        asks = policy.is_asked(len(state.types))
-        frontiers = None if asks or state.frontiers is None or policy.order != READY_SHARE else state.frontiers
+        asks = self._asks
+        frontiers = state.frontiers if policy.order == READY_SHARE and not asks else None
         at_once = not (asks or frontiers is not None or len(state.line))
-        counts = self._turn(commands, finished, arrivals, known, 0, state.num_workers if at_once else 0)
+        counts = self._turn(commands, finished, arrivals, known, 0, self._num_workers if at_once else 0)
         if arrivals and not counts[NUM_BEGUN]:
             self._arrived(arrivals, None, commands)
             counts = self._turn(commands)
@@ -525,8 +533,8 @@ class Scheduler(View):
                 counts = self._turn(commands, worker=worker, until=worker + 1, given=given)
             if counts[NUM_TYPES] or self._next_task > num_tasks:  # there was no memory, or there was work
                 continue
-            if began or self._begin_for_idle(worker, commands):  # a request may begin with nothing to compute
-                counts[NEXT_WORKER] = worker
+            if began or (self._num_workers > 1 and self._begin_for_idle(worker, commands)):
+                counts[NEXT_WORKER] = worker  # a request may begin with nothing to compute
 
     def _free_memory(self, error: NoMemoryError, commands: list[Command]) -> bool:
         """End the request that has most of what there is no more memory for. Returns whether to look for a task again.
@@ -540,13 +548,10 @@ class Scheduler(View):
 
     def _admit(self, commands: list[Command]) -> bool:
         """Let the policy decide which waiting requests begin; return whether one begins."""
-        line = self._state.line
-        if not len(line):
-            return False
-        admission = self._policy.admit(self)
+        line, admission = self._state.line, self._policy.admit(self)
         for slot in admission.refuse:
             deadline_s = self._state.deadline_s(slot)
-            due = "" if deadline_s is None else f" in {deadline_s - self._now_s:.3f} s"
+            due = "" if deadline_s is None else f" in {deadline_s - self.now_s:.3f} s"
             self._end(slot, FailureKind.REFUSED, f"refused: its deadline{due} cannot be met", commands)
         begin = admission.begin if len(admission.begin) or len(self.requests.in_flight) else line.first(1).tolist()
         return self._begin_waiting(begin, commands)
@@ -557,7 +562,7 @@ class Scheduler(View):
         Returns whether it does.
         """
         state = self._state
-        idle = state.num_workers > 1 and state.arena.workers[STEPS_ON, worker] == 0
+        idle = state.arena.workers[STEPS_ON, worker] == 0
         wanted = idle and self._policy.fills_workers
         return wanted and self._begin_waiting(state.line.first(1).tolist(), commands)
 

@@ -215,7 +215,8 @@ class SchedulerState:
                 given_back.append(chunk.stored)
             for known in (self.times_s, self.early, self.attached, self.numbers):
                 known.pop(slot, None)
-        self.store.give_back(given_back)
+        if given_back:
+            self.store.give_back(given_back)
 
     @property
     def slots(self) -> list[int]:
@@ -250,6 +251,11 @@ class SchedulerState:
         chunk = self.chunks.get(slot)
         stored = [] if chunk is None or chunk.stored is None else [chunk.stored.extent]
         return stored + self.own_extents(slot)
+
+    def kept_base(self, slot: int) -> int:
+        """Return the first of the stored nodes of a request's sequence; 0 if it has none."""
+        chunk = self.chunks.get(slot)
+        return 0 if chunk is None or chunk.stored is None else chunk.stored.extent.base
 
     def known_numbers(self, slot: int) -> LocalNumbers | None:
         """Return the map from local numbers to node numbers for these nodes, or None if there are none yet."""

@@ -78,7 +78,7 @@ def _call_the_rest() -> None:
     order_again(arena.nodes, arena.subgraphs, arena.requests, arena.types, arena.queue)
     free_rows(arena.nodes, arena.subgraphs, arena.types, arena.pools, arena.free_rows, none)
     arena.release(NODES, none, none)
-    num_fitting(arena.tables, GraphCopies(arena, keeps_sources=True).tables, none, none)
+    num_fitting(arena.tables, GraphCopies(arena, keeps_sources=True).tables, none, none, none)
     count_submitted(arena.nodes, arena.subgraphs, np.empty((0, 3), np.int64), none, none, np.empty((0, 0), np.int64))
 
 
