@@ -20,7 +20,7 @@ from batchmaker.errors import RAISED_BY_USERS, BatchmakerError
 from batchmaker.executor.base import Executor, StepsResult
 from batchmaker.model.cell import Cell
 from batchmaker.model.registry import CellRegistry
-from batchmaker.model.scope import CellTypes
+from batchmaker.model.scope import CellTypes, OpenLoop
 from batchmaker.model.structure import Handle
 from batchmaker.model.template_cache import TemplateCache
 from batchmaker.model.unfolding import computed, end_of_loop
@@ -170,12 +170,11 @@ class CellDriver:
 
     def advance(self, tickets: Sequence[Ticket]) -> None:
         """Make events of the polled results and of these requests; let the scheduler handle them, and obey it."""
-        events: list[Event] = []
+        events, now_s = list[Event](), self._clock.now_s()
         if self._results:
-            self._take_results(events)
+            self._take_results(now_s, events)
         if tickets:
             self._begin(self.sequences.may_begin(tickets), events)
-        now_s = self._clock.now_s()
         if self.sequences.opened:
             self.sequences.expire(now_s)
         if self.sequences.has_news:
@@ -185,59 +184,53 @@ class CellDriver:
     def _handle(self, events: Sequence[Event]) -> None:
         """Give events to the scheduler and carry out its commands; repeat with the events that follow from these."""
         while events:
-            woken = self._carry_out(events)
-            events = self._following(woken) if woken or self.sequences.has_news else ()
-
-    def _carry_out(self, events: Sequence[Event]) -> list[InFlight]:
-        """Give events to the scheduler and carry out its commands. Returns requests for which a value was read."""
-        begin = time.perf_counter()
-        commands = self._scheduler.handle(*events)
-        self.stats.scheduler_s += time.perf_counter() - begin
-        if self._record is not None:
-            self._record(events, commands)
-        woken: list[InFlight] = []
-        admits, reads, replies = list[Admit](), list[Read](), list[Reply]()
-        for command in commands:
-            kind = type(command)
-            if kind is Admit or kind is Read:
-                if replies:
+            begin = time.perf_counter()
+            commands = self._scheduler.handle(*events)
+            self.stats.scheduler_s += time.perf_counter() - begin
+            if self._record is not None:
+                self._record(events, commands)
+            woken: list[InFlight] = []  # a value was read for them
+            admits, reads, replies = list[Admit](), list[Read](), list[Reply]()
+            for command in commands:
+                kind = type(command)
+                if kind is Reply:
+                    replies.append(cast(Reply, command))
+                elif replies:
                     self._reply(replies)
                     replies = []
-                admits.append(command) if kind is Admit else reads.append(command)  # type: ignore[arg-type]
-                continue
+                if kind is Admit:
+                    admits.append(cast(Admit, command))
+                elif kind is Read:
+                    reads.append(cast(Read, command))
+                elif admits or reads:
+                    self._admit(admits, reads, woken)
+                    admits, reads = [], []
+                if kind is RunTask:
+                    self._run(cast(RunTask, command), woken)
+                elif kind is Reserve:
+                    self._executor.reserve(cast(Reserve, command))
+                elif kind is Fail:
+                    self._fail(cast(Fail, command))
             if admits or reads:
                 self._admit(admits, reads, woken)
-                admits, reads = [], []
-            if kind is Reply:
-                replies.append(cast(Reply, command))
-                continue
             if replies:
                 self._reply(replies)
-                replies = []
-            self._carry_out_one(command, woken)
-        if admits or reads:
-            self._admit(admits, reads, woken)
-        if replies:
-            self._reply(replies)
+            if self._unwritten:
+                self._fill(woken)
+            events = self._following(woken) if woken or self.sequences.has_news else ()
+
+    def _run(self, task: RunTask, woken: list[InFlight]) -> None:
+        self.stats.tasks += 1
+        self._tasks[task.task] = task
         if self._unwritten:
             self._fill(woken)
-        return woken
+        self._executor.submit(task)
 
-    def _carry_out_one(self, command: Command, woken: list[InFlight]) -> None:
-        match command:
-            case RunTask():
-                self.stats.tasks += 1
-                self._tasks[command.task] = command
-                if self._unwritten:
-                    self._fill(woken)
-                self._executor.submit(command)
-            case Reserve():
-                self._executor.reserve(command)
-            case Fail():
-                request = self._in_flight.pop(command.request)
-                self._brought.leave([request])
-                call_quietly(request.unfolding.close, "an unfold function that was closed")
-                self._settle([(request.ticket, None, request.error or error_of(command))])
+    def _fail(self, command: Fail) -> None:
+        request = self._in_flight.pop(command.request)
+        self._brought.leave([request])
+        call_quietly(request.unfolding.close, "an unfold function that was closed")
+        self._settle([(request.ticket, None, request.error or error_of(command))])
 
     def _read(self, command: Read, woken: list[InFlight]) -> None:
         """Read a value that was asked for late, which its request may have waited for."""
@@ -280,24 +273,28 @@ class CellDriver:
 
         Adds requests whose data cannot be written to `woken`, with their error.
         """
-        self._brought.fit(max([command.base + command.num_nodes for command in commands], default=0))
-        admitted, loops = InFlight.admit(self._in_flight, commands)
-        if loops:
-            self._brought.tests.enter(loops)
-        entered: list[InFlight] = []
-        for request, command, graph in admitted:
-            if len(request.admitted) == 1:
+        entered, loops, top = list[InFlight](), list[tuple[int, OpenLoop]](), 0
+        for command in commands:
+            request, base = self._in_flight[command.request], command.base
+            top = max(top, base + command.num_nodes)
+            graph = request.graphs.pop(0)
+            if not request.admitted:
                 entered.append(request)
+            request.admitted += (command,)
+            request.shift = shift = base - command.first_local
+            if known := request.unfolding.loops:
+                found = [(shift, known[run.first]) for run in graph.runs if run.open_ended]
+                request.loops += tuple(found)
+                loops += found
             if request.drawn is not None:
                 self._unwritten.append((request, command))
                 continue
             try:
                 for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
-                    self._executor.write(table, host.rows(command.base - command.first_local), host.values)
+                    self._executor.write(table, host.rows(shift), host.values)
             except RAISED_BY_USERS as error:
                 self._cannot_go_on(request, blamed(error, _DATA), woken)
-        if entered:
-            self._brought.enter(entered)
+        self._brought.enter(entered, loops, top)
         for read in reads:
             self._read(read, woken)
 
@@ -315,7 +312,9 @@ class CellDriver:
 
     def _reply(self, commands: Sequence[Reply]) -> None:
         """All values that these requests need are computed: answer them together."""
-        over = [self._in_flight.pop(command.request) for command in commands]
+        over = list[InFlight]()
+        for command in commands:
+            over.append(self._in_flight.pop(command.request))
         for request, error in at_fault(self._brought.gather, over, "its result"):
             request.error = request.error or error
         self._brought.leave(over)
@@ -354,10 +353,9 @@ class CellDriver:
 
     # --- steps that have run, and unfold functions that wait for them ----------------------------------------------
 
-    def _take_results(self, events: list[Event]) -> None:
+    def _take_results(self, now_s: float, events: list[Event]) -> None:
         """Make events of the polled results. Unfold functions that waited for their values go on."""
         touched: dict[RequestId, InFlight] = {}
-        now_s = self._clock.now_s()
         for result in self._results:
             self._take_result(result, now_s, touched, events)
         self._results.clear()

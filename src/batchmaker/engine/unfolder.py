@@ -121,9 +121,7 @@ class Unfolder:
                 request.graphs.append(graph)
                 request.waiting_for = {key for key in unfolding.awaited if key not in request.values}
                 ticket.num_cells += graph.num_nodes
-                events.append(
-                    GraphExtended(ticket.request_id, graph, now_s, unfolding.open, unfolding.take_dropped())
-                )
+                events.append(GraphExtended(ticket.request_id, graph, now_s, unfolding.open, unfolding.take_dropped()))
         self.stats.unfold_s += time.perf_counter() - begin
 
     def _drawn(self, tickets: Sequence[Ticket]) -> tuple[list[Drawn | None], list[Sight | None]]:

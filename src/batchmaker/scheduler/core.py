@@ -233,7 +233,7 @@ class Scheduler(View):
         forms = self._copies.forms_of(events)
         if forms is None:
             return None
-        ids, ranks, numbers = list[int](), list[int](), list[int]()
+        ids, ranks, numbers = list[RequestId](), list[int](), list[int]()
         for event, form in zip(events, forms, strict=True):
             ids.append(event.request)
             ranks.append(usual_rank(event.priority) if event.priority else 0)
@@ -443,10 +443,10 @@ class Scheduler(View):
         commands += reads
         for request, reason in failed:
             self._end_request(request, FailureKind.CELL, reason, commands)
-        if answer:
-            self._answered(over, ids, commands)
-        else:
+        if not answer:
             self._reply_if_done(over, commands)
+        elif ids:
+            self._answered(over, ids, commands)
         if len(self._state.dying):
             self._completion.bury()
 
@@ -465,15 +465,14 @@ class Scheduler(View):
 
     def _answered(self, slots: Slots, ids: Sequence[RequestId], commands: list[Command]) -> None:
         """Reply to requests that are ended. Their numbers are given back, or they are dying."""
-        if not ids:
-            return
         state = self._state
         for request in ids:
             del state.requests[request]
         if state.observed:
+            gone = slots.tolist()
             if state.watched is not None:
-                self._policy.requests_finished(self, slots.tolist())
-            state.leave(slots.tolist())
+                self._policy.requests_finished(self, gone)
+            state.leave(gone)
         self._completion.forgotten(slots)
         commands += map(Reply, ids)
 
@@ -495,7 +494,9 @@ class Scheduler(View):
     def _expire(self, at_s: float, commands: list[Command]) -> None:
         """Set the time, and fail the requests whose deadlines have passed."""
         self.now_s = at_s
-        for deadline_s, request in self._deadlines.passed(at_s) if self._deadlines.heap else ():
+        if not self._deadlines.heap:
+            return
+        for deadline_s, request in self._deadlines.passed(at_s):
             slot = self._state.requests.get(request)
             if slot is not None:
                 late = f"not done by its deadline, {deadline_s - self._state.times_s[slot][0]:.3f} s after it arrived"

@@ -364,7 +364,7 @@ class SchedulerState:
 
     def submitted(self, type_id: TypeId, nodes: Nodes) -> None:
         """Note that these nodes of one type are on a worker. Called only if `observed`."""
-        if self.frontiers is not None:
+        if self.frontiers is not None and self.frontiers.kept:
             self.frontiers.submitted(type_id, nodes)
         if self.watched is not None and self.watched.counts:
             self.watched.submitted(self.arena.request[nodes], type_id)
