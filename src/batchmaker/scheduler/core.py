@@ -330,8 +330,9 @@ class Scheduler(View):
         if slots:
             self._take_graphs(graphs, slots, commands)
         self._completion.drop_handles([
-            (slot, self._state.kept_base(slot), first, count)
-            for slot in slots for first, count in together[slot].dropped if count
+            (slot, kept_base, first, count)
+            for slot, kept_base in zip(slots, self._state.kept_bases(slots), strict=True)
+            for first, count in together[slot].dropped if count
         ])  # fmt: skip
         self._completion.drop_all([slot for slot in slots if not arena.requests[OPEN, slot]])
         self._reply_if_done(np.array(slots, np.int64), commands)
@@ -342,10 +343,8 @@ class Scheduler(View):
         for graph in {id(graph): graph for graph in graphs}.values():
             for run in graph.runs:
                 state.learn_form(run.type_id, len(run.sequences))
-        kept_bases, is_later = [0] * len(graphs), any(graph.first for graph in graphs)
+        kept_bases, is_later = state.kept_bases(slots), any(graph.first for graph in graphs)
         if is_later:
-            if state.chunks:
-                kept_bases = [state.kept_base(slot) for slot in slots]
             admitted = state.admission.admit(
                 graphs, slots, lambda i: state.known_numbers(slots[i]) if graphs[i].first else None, kept_bases
             )
@@ -360,9 +359,11 @@ class Scheduler(View):
                     state.known_numbers(slot)
                 if state.depths is not None:
                     state.depths.admit(slot, graph, state.known_extents(slot))
-        reads = self._completion.fetch_late([
-            member for member in zip(slots, graphs, kept_bases, strict=True) if member[1].fetches_earlier
-        ]) if is_later else {}  # fmt: skip
+        late = []
+        for slot, graph, kept_base in zip(slots, graphs, kept_bases, strict=True):
+            if graph.first and graph.known_fetches_earlier is not False and graph.fetches_earlier:
+                late.append((slot, graph, kept_base))
+        reads = self._completion.fetch_late(late) if late else {}
         for graph, slot, base, request, is_open, tables, kept_base in zip(
             graphs, slots, bases, ids, waits, admitted.host_tables, kept_bases, strict=True
         ):

@@ -252,10 +252,14 @@ class SchedulerState:
         stored = [] if chunk is None or chunk.stored is None else [chunk.stored.extent]
         return stored + self.own_extents(slot)
 
-    def kept_base(self, slot: int) -> int:
-        """Return the first of the stored nodes of a request's sequence; 0 if it has none."""
-        chunk = self.chunks.get(slot)
-        return 0 if chunk is None or chunk.stored is None else chunk.stored.extent.base
+    def kept_bases(self, slots: Sequence[int]) -> list[int]:
+        """Return the first of the stored nodes of each request's sequence; 0 if it has none."""
+        found = [0] * len(slots)
+        for i, slot in enumerate(slots) if self.chunks else ():
+            chunk = self.chunks.get(slot)
+            if chunk is not None and chunk.stored is not None:
+                found[i] = chunk.stored.extent.base
+        return found
 
     def known_numbers(self, slot: int) -> LocalNumbers | None:
         """Return the map from local numbers to node numbers for these nodes, or None if there are none yet."""
