@@ -33,6 +33,7 @@ from batchmaker.cost import CostProfile, LatencyTable, ProfileOptions
 from batchmaker.cost.profile import Overhead
 from batchmaker.engine.engine import Engine
 from batchmaker.graph.mini_batch import unrolled
+from batchmaker.graph.spec import TypeId
 from batchmaker.lab.datasets import poisson_arrivals
 from batchmaker.lab.learners.learning import Samples, learn
 from batchmaker.lab.learners.qlearning import Settings
@@ -42,7 +43,7 @@ from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import Blueprint
 from batchmaker.model.model import Model
-from batchmaker.policies import sufficient
+from batchmaker.policies.base import CellPolicy, ReadyView, in_order
 from batchmaker.policies.learned import CellRow, LearnedPolicy, LearntFrom, PolicyFile
 from batchmaker.policies.learned import policy as learned
 from batchmaker.policies.sufficient import SufficientPolicy
@@ -58,7 +59,7 @@ POLICIES = (
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 LOADS = (0.3, 0.5, 0.7, 0.9)
 REAL_LOADS = (0.3, 0.6)
-FULL_FIRST = sufficient.full_first
+FULL_FIRST = learned.full_first
 AT_ONCE = 256
 """Requests that are there at once where capacity is measured."""
 LEARN_BATCH = 64
@@ -141,12 +142,20 @@ def altered(policy: str) -> Iterator[None]:
     """If the name says so, let the policies look at neither cohorts nor deadlines, or not whether batches are full."""
     SufficientPolicy.urgent_first = LearnedPolicy.urgent_first = not policy.endswith(NO_COHORTS)
     if policy.endswith(NOT_FULL_FIRST):
-        sufficient.full_first = learned.full_first = lambda view, ranked: ranked
+        SufficientPolicy.rank = by_share
+        learned.full_first, learned.in_order = lambda view, ranked: ranked, by_share
     try:
         yield
     finally:
         SufficientPolicy.urgent_first = LearnedPolicy.urgent_first = True
-        sufficient.full_first = learned.full_first = FULL_FIRST
+        SufficientPolicy.rank = CellPolicy.rank
+        learned.full_first, learned.in_order = FULL_FIRST, in_order
+
+
+def by_share(_: object, view: ReadyView) -> list[TypeId]:
+    """Return the ready types as `sufficient` ranks them if none fills a batch."""
+    independent = view.frontiers.independent
+    return sorted(view.ready, key=lambda t: (-view.num_ready(t) / independent(t), -view.num_ready(t), t))
 
 
 def played(prepared: Prepared, policy: str, offered: Offered, sla_s: float | None = None) -> Records:

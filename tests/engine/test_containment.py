@@ -46,7 +46,7 @@ CALLS: dict[type, tuple[str, ...]] = {
     Sequences: ("may_begin", "expire", "take_due", "take_closed", "settled", "next_wakeup_s", "close"),
     Unfolder: ("begin", "resume"),
     Unfolding: ("start", "resume", "results"),
-    InFlight: ("admit", "store", "value"),
+    InFlight: ("store", "value"),
     StepCounts: ("add",),
     ServiceStats: ("settled",),
     Unanswered: ("claim", "deliver", "flush"),

@@ -138,6 +138,34 @@ def test_fetching_a_value_twice_fetches_it_once():
     assert len(recorder.take().fetches) == 1
 
 
+def waiting(data: bool = False) -> Recorder:
+    """A recorder of a function that has waited for a leaf, and then wants an inner node, which may have more data."""
+    recorder = Recorder(holds_values=True)
+    (leaf,) = recorder.node(LEAF, [tokens(1)])
+    recorder.fetch(leaf)
+    recorder.take()
+    other = recorder.node(LEAF, [tokens(1)])[0] if data else leaf
+    recorder.fetch(recorder.node(INNER, [leaf, other])[0])
+    return recorder
+
+
+def test_what_functions_that_wait_add_alike_is_one_object():
+    one, other = waiting().take(), waiting().take()
+    assert one is other
+    assert one.shared
+    assert (one.first, one.num_nodes) == (1, 1)
+    assert one.blocks[0].sources.tolist() == [[0], [0]]
+    assert [(fetch.nodes.tolist(), fetch.output) for fetch in one.fetches] == [([1], 0)]
+
+
+def test_what_has_data_or_begins_a_request_is_its_own():
+    assert waiting(data=True).take() is not waiting(data=True).take()
+    assert not waiting(data=True).take().shared
+    first = Recorder(holds_values=True)
+    first.node(LEAF, [tokens(1)])
+    assert not first.take().shared
+
+
 def test_dropped_handles_are_noted_when_the_last_one_goes():
     recorder = Recorder(holds_values=True)
     (sequence,) = recorder.map(LEAF, [tokens(3)])

@@ -9,13 +9,12 @@ import pytest
 from batchmaker.cli.simulate.study import looks_at_deadlines
 from batchmaker.errors import OptionError
 from batchmaker.policies import SufficientPolicy, make
-from batchmaker.policies.sufficient import sufficient_order
 
 
 def view(*types: tuple[int, int], max_batch: int = 10) -> SimpleNamespace:
     """types: (ready, independent) of each."""
     return SimpleNamespace(
-        cells=[SimpleNamespace(max_batch=max_batch)] * len(types),
+        cells=[SimpleNamespace(max_batch=max_batch, priority=0)] * len(types),
         ready=[number for number, (ready, _) in enumerate(types) if ready],
         num_ready=lambda number: types[number][0],
         frontiers=SimpleNamespace(independent=lambda number: types[number][1]),
@@ -33,7 +32,6 @@ def view(*types: tuple[int, int], max_batch: int = 10) -> SimpleNamespace:
     ],
 )
 def test_the_largest_ready_share_then_the_most_ready_then_the_lowest_number(types, order):
-    assert sufficient_order(view(*types)) == order
     assert list(SufficientPolicy().rank(view(*types))) == order
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast, final
 
 from batchmaker.clock import Clock
@@ -21,7 +20,7 @@ from batchmaker.errors import RAISED_BY_USERS, BatchmakerError
 from batchmaker.executor.base import Executor, StepsResult
 from batchmaker.model.cell import Cell
 from batchmaker.model.registry import CellRegistry
-from batchmaker.model.scope import CellTypes
+from batchmaker.model.scope import CellTypes, OpenLoop
 from batchmaker.model.structure import Handle
 from batchmaker.model.template_cache import ProvenTemplates, TemplateCache
 from batchmaker.model.unfolding import computed, end_of_loop
@@ -178,12 +177,11 @@ class CellDriver:
 
     def advance(self, tickets: Sequence[Ticket]) -> None:
         """Make events of the polled results and of these requests; let the scheduler handle them, and obey it."""
-        events: list[Event] = []
+        events, now_s = list[Event](), self._clock.now_s()
         if self._results:
-            self._take_results(events)
+            self._take_results(now_s, events)
         if tickets:
             self._begin(self.sequences.may_begin(tickets), events)
-        now_s = self._clock.now_s()
         if self.sequences.opened:
             self.sequences.expire(now_s)
         if self.sequences.has_news:
@@ -193,66 +191,80 @@ class CellDriver:
     def _handle(self, events: Sequence[Event]) -> None:
         """Give events to the scheduler and carry out its commands; repeat with the events that follow from these."""
         while events:
-            woken = self._carry_out(events)
+            begin = time.perf_counter()
+            commands = self._scheduler.handle(*events)
+            self.stats.scheduler_s += time.perf_counter() - begin
+            if self._record is not None:
+                self._record(events, commands)
+            woken: list[InFlight] = []  # a value was read for them
+            admits, reads, replies = list[Admit](), list[Read](), list[Reply]()
+            for command in commands:
+                kind = type(command)
+                if kind is Reply:
+                    replies.append(cast(Reply, command))
+                elif replies:
+                    self._reply(replies)
+                    replies = []
+                if kind is Admit:
+                    admits.append(cast(Admit, command))
+                elif kind is Read:
+                    reads.append(cast(Read, command))
+                elif admits or reads:
+                    self._admit(admits, reads, woken)
+                    admits, reads = [], []
+                if kind is RunTask:
+                    self._run(cast(RunTask, command), woken)
+                elif kind is Reserve:
+                    self._executor.reserve(cast(Reserve, command))
+                elif kind is Fail:
+                    self._fail(cast(Fail, command))
+            if admits or reads:
+                self._admit(admits, reads, woken)
+            if replies:
+                self._reply(replies)
+            if self._unwritten:
+                self._fill(woken)
             events = self._following(woken) if woken or self.sequences.has_news else ()
 
-    def _carry_out(self, events: Sequence[Event]) -> list[InFlight]:
-        """Give events to the scheduler and carry out its commands. Returns requests for which a value was read."""
-        begin = time.perf_counter()
-        commands = self._scheduler.handle(*events)
-        self.stats.scheduler_s += time.perf_counter() - begin
-        if self._record is not None:
-            self._record(events, commands)
-        woken: list[InFlight] = []
-        for kind, alike in groupby(commands, type):
-            if kind is Admit:
-                self._admit(list(cast(Iterator[Admit], alike)), woken)
-            elif kind is Reply:
-                self._reply(cast(Iterator[Reply], alike))
-            else:
-                for command in alike:
-                    self._carry_out_one(command, woken)
+    def _run(self, task: RunTask, woken: list[InFlight]) -> None:
+        self.stats.tasks += 1
+        self._tasks[task.task] = task
         if self._unwritten:
             self._fill(woken)
-        return woken
+        self._executor.submit(task)
 
-    def _carry_out_one(self, command: Command, woken: list[InFlight]) -> None:
-        match command:
-            case RunTask():
-                self.stats.tasks += 1
-                self._tasks[command.task] = command
-                if self._unwritten:
-                    self._fill(woken)
-                self._executor.submit(command)
-            case Reserve():
-                self._executor.reserve(command)
-            case Fail():
-                request = self._in_flight.pop(command.request)
-                self._brought.leave([request])
-                if request.is_withdrawn:
-                    return
-                call_quietly(request.unfolding.close, "an unfold function that was closed")
-                self._settle([(request.ticket, None, request.error or error_of(command))])
-            case Read():
-                request = self._in_flight[command.request]
-                woken.append(request)
-                try:
-                    value = self._executor.read(command.table, command.row)
-                except RAISED_BY_USERS as error:  # lost with its device, or too large for the host
-                    request.error = blamed(error, "a value that was asked for")
-                    return
-                local = request.local(command.node)
-                ends_loop = request.loop_at(command.node) is not None  # it is the result of a loop
-                request.store(end_of_loop(local) if ends_loop else local, command.output, value)
+    def _fail(self, command: Fail) -> None:
+        request = self._in_flight.pop(command.request)
+        self._brought.leave([request])
+        if request.is_withdrawn:
+            return
+        call_quietly(request.unfolding.close, "an unfold function that was closed")
+        self._settle([(request.ticket, None, request.error or error_of(command))])
+
+    def _read(self, command: Read, woken: list[InFlight]) -> None:
+        """Read a value that was asked for late, which its request may have waited for."""
+        request = self._in_flight[command.request]
+        woken.append(request)
+        try:
+            value = self._executor.read(command.table, command.row)
+        except RAISED_BY_USERS as error:  # lost with its device, or too large for the host
+            request.error = blamed(error, "a value that was asked for")
+            return
+        local = request.local(command.node)
+        ends_loop = request.loop_at(command.node) is not None  # it is the result of a loop
+        request.store(end_of_loop(local) if ends_loop else local, command.output, value)
 
     def _following(self, woken: Sequence[InFlight] = ()) -> list[Event]:
         """Resume requests that have the values they waited for, begin chunks, end sequences. Returns their events."""
         events: list[Event] = []
-        for request in woken:
-            if request.error is None:
-                self._resume(request, events)
-            elif (request_id := request.ticket.request_id) in self._in_flight:
-                events.append(RequestFailed(request_id, self._clock.now_s(), str(request.error)))
+        if woken:
+            failed = [request for request in woken if request.error is not None]
+            self._resume([request for request in dict.fromkeys(woken) if request.error is None], events)
+            events += [
+                RequestFailed(request_id, self._clock.now_s(), str(request.error))
+                for request in failed
+                if (request_id := request.ticket.request_id) in self._in_flight
+            ]
         while due := self.sequences.take_due():
             self._begin(due, events)
         events += [SequenceClosed(number, self._clock.now_s()) for number in self.sequences.take_closed()]
@@ -264,28 +276,36 @@ class CellDriver:
         for request in self._unfolder.begin(tickets, events, self._settle):
             self._in_flight[request.ticket.request_id] = request
 
-    def _admit(self, commands: Sequence[Admit], woken: list[InFlight]) -> None:
-        """Note the node numbers of requests, and write their data there; `_fill` writes that of templates.
+    def _admit(self, commands: Sequence[Admit], reads: Sequence[Read], woken: list[InFlight]) -> None:
+        """Note the node numbers of requests, and write their data there; `_fill` writes that of templates. Then read
+        what requests have asked for late.
 
         Adds requests whose data cannot be written to `woken`, with their error.
         """
-        self._brought.fit(max([command.base + command.num_nodes for command in commands]))
-        admitted, loops = InFlight.admit(self._in_flight, commands)
-        if loops:
-            self._brought.tests.enter(loops)
-        entered: list[InFlight] = []
-        for request, command, graph in admitted:
-            if len(request.admitted) == 1:
+        entered, loops, top = list[InFlight](), list[tuple[int, OpenLoop]](), 0
+        for command in commands:
+            request, base = self._in_flight[command.request], command.base
+            top = max(top, base + command.num_nodes)
+            graph = request.graphs.pop(0)
+            if not request.admitted:
                 entered.append(request)
+            request.admitted += (command,)
+            request.shift = shift = base - command.first_local
+            if known := request.unfolding.loops:
+                found = [(shift, known[run.first]) for run in graph.runs if run.open_ended]
+                request.loops += tuple(found)
+                loops += found
             if request.drawn is not None:
                 self._unwritten.append((request, command))
                 continue
             try:
                 for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
-                    self._executor.write(table, host.rows(command.base - command.first_local), host.values)
+                    self._executor.write(table, host.rows(shift), host.values)
             except RAISED_BY_USERS as error:
                 self._cannot_go_on(request, blamed(error, _DATA), woken)
-        self._brought.enter(entered)
+        self._brought.enter(entered, loops, top)
+        for read in reads:
+            self._read(read, woken)
 
     def _fill(self, woken: list[InFlight]) -> None:
         """Write the values of requests with templates that were admitted. Must run before a task reads them."""
@@ -299,9 +319,11 @@ class CellDriver:
         request.error = error
         woken.append(request)
 
-    def _reply(self, commands: Iterable[Reply]) -> None:
+    def _reply(self, commands: Sequence[Reply]) -> None:
         """All values that these requests need are computed: answer them together."""
-        over = [self._in_flight.pop(command.request) for command in commands]
+        over = list[InFlight]()
+        for command in commands:
+            over.append(self._in_flight.pop(command.request))
         for request, error in at_fault(self._brought.gather, over, "its result"):
             request.error = request.error or error
         self._brought.leave(over)
@@ -360,25 +382,24 @@ class CellDriver:
 
     # --- steps that have run, and unfold functions that wait for them ----------------------------------------------
 
-    def _take_results(self, events: list[Event]) -> None:
+    def _take_results(self, now_s: float, events: list[Event]) -> None:
         """Make events of the polled results. Unfold functions that waited for their values go on."""
         touched: dict[RequestId, InFlight] = {}
-        now_s = self._clock.now_s()
         for result in self._results:
             self._take_result(result, now_s, touched, events)
         self._results.clear()
-        for request in touched.values():
-            self._resume(request, events)
+        if touched:
+            self._resume(touched.values(), events)
 
     def _take_result(
         self, result: StepsResult, now_s: float, touched: dict[RequestId, InFlight], events: list[Event]
     ) -> None:
         """Store the values that steps brought to the host, and make the scheduler's event of these steps."""
         task = self._tasks[result.task]
-        if result.end == task.num_steps:
+        if result.end == len(task.ends):
             del self._tasks[result.task]
         cell = self._registry.types[task.type_id]
-        begin, end = task.begin_of(result.first), task.begin_of(result.end)
+        begin, end = int(task.ends[result.first - 1]) if result.first else 0, int(task.ends[result.end - 1])
         slots = self._scheduler.slots(task.nodes[begin:end])
         self._counts.add(task, cell, result, now_s)
         self._brought.begin(slots, now_s - result.busy_s)
@@ -392,10 +413,9 @@ class CellDriver:
             self._brought.loops_ended(task, begin, slots, stopped)
         events.append(StepsFinished(result.task, result.first, result.end, now_s, stopped, failed, result.busy_s))
 
-    def _resume(self, request: InFlight, events: list[Event]) -> None:
-        """Continue an unfold function that has the values it waits for, if the request has not ended meanwhile."""
-        if request.ticket.request_id in self._in_flight:
-            self._unfolder.resume(request, events)
+    def _resume(self, requests: Iterable[InFlight], events: list[Event]) -> None:
+        """Continue unfold functions that have the values they wait for, of requests that have not ended meanwhile."""
+        self._unfolder.resume([one for one in requests if one.ticket.request_id in self._in_flight], events)
 
 
 def _make_results(requests: Sequence[InFlight]) -> None:

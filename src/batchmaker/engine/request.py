@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from batchmaker.engine.answer import Answer, call_soon, wake_all
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CancelledError, CellError, said_by
-from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.values import ValueSequence
 from batchmaker.model.model import Model
 from batchmaker.model.scope import OpenLoop
@@ -320,25 +319,6 @@ class InFlight:
         self.ended: dict[int, int] = {}
         if unfolding.open:
             self.waiting_for = set(unfolding.awaited)
-
-    @staticmethod
-    def admit(
-        requests: Mapping[RequestId, InFlight], commands: Iterable[Admit]
-    ) -> tuple[list[tuple[InFlight, Admit, CellGraph]], list[tuple[int, OpenLoop]]]:
-        """Note the node numbers of the next graphs of requests. Return these graphs, and all loops in them."""
-        graphs: list[tuple[InFlight, Admit, CellGraph]] = []
-        loops: list[tuple[int, OpenLoop]] = []
-        for command in commands:
-            request = requests[command.request]
-            graph = request.graphs.pop(0)
-            graphs.append((request, command, graph))
-            request.admitted += (command,)
-            request.shift = shift = command.base - command.first_local
-            if known := request.unfolding.loops:
-                found = [(shift, known[run.first]) for run in graph.runs if run.open_ended]
-                request.loops += tuple(found)
-                loops += found
-        return graphs, loops
 
     def local(self, node: int) -> int:
         """Return the local number of a node. Fast for nodes of the last graph, because these usually run.

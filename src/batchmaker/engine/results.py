@@ -23,6 +23,7 @@ from batchmaker.executor.base import StepsResult
 from batchmaker.executor.tables import as_array
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import ValueSequence
+from batchmaker.model.scope import OpenLoop
 from batchmaker.model.structure import Handle
 from batchmaker.scheduler.commands import RunTask, within
 
@@ -176,24 +177,26 @@ class Results:
         self._waits: NDArray[np.bool_] = np.zeros(256, np.bool_)  # by slot: nothing of the request has run
         self._num_told = 0
 
-    def fit(self, num_nodes: int) -> None:
-        """Make room for node numbers below `num_nodes`: of every node that may run, whether of a loop or not."""
+    def enter(self, requests: Sequence[InFlight], loops: Sequence[tuple[int, OpenLoop]], num_nodes: int) -> None:
+        """Note that requests have their slots. From now on steps may bring values for them.
+
+        loops: of new graphs, each with its shift. num_nodes: one past the highest number of a node that may run.
+        """
         if num_nodes > self._num_nodes:
             self.tables.fit(num_nodes)
             self.tests.fit(num_nodes)
             self._num_nodes = num_nodes
-
-    def enter(self, requests: Sequence[InFlight]) -> None:
-        """Note that requests have their slots. From now on steps may bring values for them."""
-        slots = [request.admitted[0].slot for request in requests]
-        if max(slots, default=-1) >= len(self._by_slot):
-            self._fit(max(slots) + 1)
-        for slot, request in zip(slots, requests, strict=True):
+        if loops:
+            self.tests.enter(loops)
+        for request in requests:
+            slot = request.admitted[0].slot
+            if slot >= len(self._by_slot):
+                self._fit(slot + 1)
             self._by_slot[slot] = request
+            self._waits[slot] = True
             if request.told:
                 self._told[slot] = True
                 self._num_told += 1
-        self._waits[slots] = True
 
     def _fit(self, num_slots: int) -> None:
         if num_slots > len(self._by_slot):

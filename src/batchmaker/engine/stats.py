@@ -205,7 +205,7 @@ class StepCounts:
 
     def add(self, task: RunTask, cell: CellType, result: StepsResult, now_s: float) -> None:
         """Count finished steps, without the rows that were skipped, and show them to the observer."""
-        begin, ends = task.begin_of(result.first), task.ends[result.first : result.end]
+        begin, ends = task.ends[result.first - 1] if result.first else 0, task.ends[result.first : result.end]
         batches = ends.copy()
         batches[1:] -= ends[:-1]
         batches[0] -= begin

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
 from batchmaker.clock import Clock
@@ -102,11 +102,29 @@ class Unfolder:
         self.stats.unfold_s += time.perf_counter() - begin
         return entered
 
-    def resume(self, request: InFlight, events: list[Event]) -> None:
-        """Continue an unfold function while it has the values that it waits for."""
-        while request.unfolding.open and not request.waiting_for:
-            if not self._resume_once(request, events):
-                return
+    def resume(self, requests: Iterable[InFlight], events: list[Event]) -> None:
+        """Continue the unfold functions of these requests while they have the values that they wait for."""
+        begin, now_s = time.perf_counter(), self._clock.now_s()
+        for request in requests:
+            unfolding = request.unfolding
+            while unfolding.open and not request.waiting_for:
+                assert isinstance(unfolding, Unfolding)  # a template never waits for values
+                try:
+                    sent = unfolding.resume(request.value)
+                except RAISED_BY_USERS as error:  # the model's own code, or what it yielded
+                    request.error = blamed(error)
+                    self._learn_types(events)
+                    events.append(RequestFailed(request.ticket.request_id, now_s, str(request.error)))
+                    break
+                ticket, graph = request.ticket, unfolding.graph
+                if ticket.on_value is not None:
+                    ticket.stream(sent)
+                self._learn_types(events)
+                request.graphs.append(graph)
+                request.waiting_for = {key for key in unfolding.awaited if key not in request.values}
+                ticket.num_cells += graph.num_nodes
+                events.append(GraphExtended(ticket.request_id, graph, now_s, unfolding.open, unfolding.take_dropped()))
+        self.stats.unfold_s += time.perf_counter() - begin
 
     def _drawn(self, tickets: Sequence[Ticket]) -> tuple[list[Drawn | None], list[Sight | None]]:
         """Return the template and values of each request, and its view; None and None if it must be unfolded.
@@ -145,25 +163,3 @@ class Unfolder:
             now_s = self._clock.now_s()
             events.extend(CellTypeAdded(cell, now_s) for cell in types[self._num_known :])
             self._num_known = len(types)
-
-    def _resume_once(self, request: InFlight, events: list[Event]) -> bool:
-        """Run an unfold function to its next `yield` or its end; False if it raised."""
-        begin, request_id, now_s = time.perf_counter(), request.ticket.request_id, self._clock.now_s()
-        unfolding = request.unfolding
-        assert isinstance(unfolding, Unfolding)  # a template never waits for values
-        try:
-            sent = unfolding.resume(request.value)
-        except RAISED_BY_USERS as error:  # the model's own code, or what it yielded
-            request.error = blamed(error)
-            self._learn_types(events)
-            events.append(RequestFailed(request_id, now_s, str(request.error)))
-            return False
-        finally:
-            self.stats.unfold_s += time.perf_counter() - begin
-        request.ticket.stream(sent)
-        self._learn_types(events)
-        request.graphs.append(unfolding.graph)
-        request.waiting_for = {key for key in unfolding.awaited if key not in request.values}
-        request.ticket.num_cells += unfolding.graph.num_nodes
-        events.append(GraphExtended(request_id, unfolding.graph, now_s, unfolding.open, unfolding.take_dropped()))
-        return True

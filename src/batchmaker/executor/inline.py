@@ -69,7 +69,7 @@ class InlineExecutor(ComputingExecutor):
             result = self._running.advance()
         except RAISED_BY_USERS as error:  # such as too little memory: only this task fails
             result = failed_result(task, first, error)
-        if result.end == task.num_steps:
+        if result.end == len(task.ends):
             self._running = None
             self._tasks.popleft()
             if self._tests is not None:

@@ -96,8 +96,9 @@ class RunningTask:
         began = time.perf_counter()
         looped = run_in_loop(task, self._cell, self._tables, self._tests) if first == 0 and self._in_loop else None
         if looped is not None:
-            self.num_finished, busy_s = task.num_steps, time.perf_counter() - began
-            return StepsResult(task.task, 0, task.num_steps, looped.fetched, (), busy_s, looped.stopped, looped.skipped)
+            self.num_finished = end = len(task.ends)
+            busy_s = time.perf_counter() - began
+            return StepsResult(task.task, 0, end, looped.fetched, (), busy_s, looped.stopped, looped.skipped)
         if not self._ends:
             self._ends = task.ends.tolist()
             if self._tests is not None:

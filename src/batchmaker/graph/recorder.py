@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
-from typing import final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError
 from batchmaker.graph.argument_errors import common_length, foreign, misfit
-from batchmaker.graph.calls import LAID_OUT, Calls, DataLayout, host_input
+from batchmaker.graph.calls import LAID_OUT, Calls, DataLayout, host_input, part_of_calls
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, NodeBlock, Run
 from batchmaker.graph.constants import ascending, from_host, nodes_of, of_type
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
@@ -33,6 +33,8 @@ from batchmaker.graph.values import Chain, Hold, HostValues, NodeArray, Output, 
 Argument = Value | HostValues
 
 DEFAULT_MAX_NODES = 100_000
+MOST_SHARED: Final = 16
+"""Nodes of a part of a graph that is looked up among those of other requests, and values that it asks for."""
 
 
 @final
@@ -58,6 +60,7 @@ class Recorder:
         self._fetched: set[tuple[int, int]] = set()
         self._fetched_loops: set[tuple[int, int]] = set()  # first node, output
         self._types_of_blocks: set[int] = set()
+        self._asked: list[tuple[int, int]] = []  # of the fragment: (node, output) of single values
         self.holds_values = holds_values
         self.dropped: list[tuple[int, int]] = []
 
@@ -176,8 +179,9 @@ class Recorder:
             key = (value.node, value.output)
             if key not in self._fetched:
                 self._fetched.add(key)
-                self._graph.fetches.append(Fetch(ascending(value.node, 1), value.output))
+                self._asked.append(key)
             return
+        self._add_asked()
         if value.open_ended:
             key = (int(value.numbers[0]), value.output)
             if key[0] < self._graph.first and key not in self._fetched_loops:
@@ -246,11 +250,44 @@ class Recorder:
 
     def _taken(self) -> CellGraph:
         """Return the complete fragment that is recorded now."""
+        graph = self._graph
+        is_laid_out = graph.blocks or graph.runs or graph.host_inputs or graph.fetches or graph.kept is not None
+        if self.holds_values and graph.first and not is_laid_out:
+            shared = self._shared()
+            if shared is not None:
+                return shared
+        self._add_asked()
         if self.num_nodes > self._num_laid_out:
             self._flush()
-        graph = self._graph
         graph.num_nodes = self.num_nodes - graph.first
         return graph
+
+    def _shared(self) -> CellGraph | None:
+        """Return the fragment that is recorded now, if it consists of few single calls that read no data."""
+        first, count = self._graph.first, self.num_nodes - self._graph.first
+        if count > MOST_SHARED or len(self._asked) > MOST_SHARED:
+            return None
+        waiting = [calls for calls in self._calls if calls.waiting] if count else []
+        called = []
+        for calls in waiting:
+            numbers = calls.as_numbers()
+            if numbers is None:
+                return None
+            called.append(numbers)
+        for calls in waiting:
+            calls.forget()
+        self._num_laid_out = self.num_nodes
+        types = {type_id for type_id, _, _ in called}
+        plain = count <= 1 and types.isdisjoint(self._types_of_blocks)
+        self._types_of_blocks |= types
+        asked, self._asked = tuple(self._asked), []
+        return part_of_calls(first, tuple(called), asked, plain)
+
+    def _add_asked(self) -> None:
+        """Add the values that were asked for one by one to the fragment."""
+        for node, output in self._asked:
+            self._graph.fetches.append(Fetch(ascending(node, 1), output))
+        self._asked.clear()
 
     def _claim(self, count: int, cell: CellType) -> int:
         """Reserve consecutive numbers for the caller's layout, return the first.

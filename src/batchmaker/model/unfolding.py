@@ -97,7 +97,7 @@ class Unfolding:
             self._finish(result)
         elif inspect.isgenerator(result):
             self._generator = result
-            self._advance(lambda: next(result))
+            self._advance(None)
         elif inspect.iscoroutine(result) or inspect.isasyncgen(result):
             if inspect.iscoroutine(result):
                 result.close()
@@ -109,16 +109,18 @@ class Unfolding:
 
     def resume(self, lookup: Lookup) -> Any:
         """Give the function the values that it waited for and continue it. Returns these values."""
-        generator = self._generator
-        assert generator is not None
-        (sent,) = resolved(self._yielded, 1, lambda handle: [computed(handle, lookup)])
+        yielded = self._yielded
+        if type(yielded) is Value:
+            sent = lookup(_place(yielded), yielded.of.index)
+        else:
+            (sent,) = resolved(yielded, 1, lambda handle: [computed(handle, lookup)])
         self._streamed.append(sent)
         self._yielded = None
         if len(self._streamed) > self._max_yields:  # waiting for existing values adds no node
             raise NodeLimitError(
                 f"{self._name} yielded more than {self._max_yields} times; does it end? Raise max_nodes if it should"
             )
-        self._advance(lambda: generator.send(sent))
+        self._advance(sent)
         return sent
 
     def result(self, lookup: Lookup) -> Any:
@@ -172,18 +174,20 @@ class Unfolding:
         if self._generator is not None:
             self._generator.close()
 
-    def _advance(self, step: Callable[[], Any]) -> None:
+    def _advance(self, sent: Any) -> None:
+        """Let the function go on to its next `yield` or its end."""
+        assert self._generator is not None
         try:
-            self._yielded = self._enter(step)
+            yielded = self._yielded = self._enter(self._generator.send, sent)
         except StopIteration as stop:
             self._finish(stop.value)
             return
         self.awaited = []
-        for handle in handles(self._yielded):
+        for handle in (yielded,) if type(yielded) is Value else handles(yielded):
             self._recorder.fetch(handle)
             self._note_awaited(handle)
         if not self.awaited:
-            raise InvalidRequestError(f"{self._name} yielded {type(self._yielded).__name__}; yield a value of a cell")
+            raise InvalidRequestError(f"{self._name} yielded {type(yielded).__name__}; yield a value of a cell")
         self.open = True
         self.graph = self._recorder.take()
 
@@ -231,10 +235,10 @@ class Unfolding:
             return function(**request, **state)
         return function(request, **state)
 
-    def _enter(self, call: Callable[[], Any]) -> Any:
+    def _enter(self, call: Callable[..., Any], *arguments: Any) -> Any:
         token = current_scope.set(self._scope)
         try:
-            return call()
+            return call(*arguments)
         except (BatchmakerError, StopIteration):
             raise
         except Exception as error:

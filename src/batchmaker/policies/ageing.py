@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.graph.spec import TypeId
 
 Ids = NDArray[np.int64]
 
@@ -64,9 +62,10 @@ class AgeTurns:
 
 @compiled
 def overdue_first(ranked: Ids, passed: Ids, patience: int) -> Ids:
-    """Return types in this order, but first those that were passed over too often, the longest wait first.
+    """Return types in the policy's order, but first those that were passed over too often, the longest wait first.
 
-    passed: [types] how often each was, in a row.
+    passed: [types] for each cell type, the tasks of other types in a row while it had ready nodes. patience: after so
+    many it goes before the policy's choice.
     """
     order = ranked.copy()
     for i in range(1, len(order)):
@@ -88,37 +87,3 @@ def note_ran(passed: Ids, ready: Ids, chosen: int) -> None:
         for i in range(len(ready)):
             is_passed |= ready[i] == type_id and type_id != chosen
         passed[type_id] = passed[type_id] + 1 if is_passed else 0
-
-
-@final
-class Ageing:
-    """Counts, for each cell type, the tasks of other types in a row while it had ready nodes.
-
-    patience: after so many tasks the type goes before the policy's choice.
-    """
-
-    __slots__ = ("_any", "_passed", "patience")
-
-    def __init__(self, patience: int = PATIENCE) -> None:
-        self.patience = patience
-        self._passed: Ids = np.zeros(8, np.int64)
-        self._any = False
-
-    def order(self, ranked: Sequence[TypeId]) -> Sequence[TypeId]:
-        """Return the policy's order with the types first that have waited too long, the longest wait first."""
-        if not self._any or len(ranked) < 2:
-            return ranked
-        self._fit(ranked)
-        ordered: list[TypeId] = overdue_first(np.array(ranked, np.int64), self._passed, self.patience).tolist()
-        return ordered
-
-    def ran(self, chosen: TypeId, ranked: Sequence[TypeId]) -> None:
-        """Note that a task of one type was submitted while all these types had ready nodes."""
-        if len(ranked) > 1 or self._any:
-            self._fit(ranked)
-            note_ran(self._passed, np.array(ranked, np.int64), chosen)
-            self._any = len(ranked) > 1
-
-    def _fit(self, types: Sequence[TypeId]) -> None:
-        while max(types) >= len(self._passed):
-            self._passed = np.concatenate((self._passed, np.zeros_like(self._passed)))

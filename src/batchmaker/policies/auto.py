@@ -318,6 +318,9 @@ class AutoPolicy(CellPolicy):
 
     # --- what runs -----------------------------------------------------------------------------------------------
 
+    def is_asked(self, num_types: int) -> bool:
+        return num_types > 1
+
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
         """Rank the types of the model that is worth most first, and among them those that are owed a call."""
         ready = view.ready

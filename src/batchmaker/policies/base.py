@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from batchmaker.errors import OptionError
 from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.policies.order import ALGORITHM_1, LOWEST_DEPTH, MEAN_DEPTH, MEAN_DEPTH_LEFT, READY_SHARE, ranked
 from batchmaker.policies.requests import RequestKinds, RequestTable
 
 
@@ -97,6 +98,8 @@ class Admission:
 class CellPolicy(ABC):
     """Decides which requests begin and which cell type an idle worker runs next.
 
+    - order: how it ranks cell types; see `policies/order.py`. The scheduler does so in compiled code. A policy that
+      ranks by more than that defines `rank`, and is asked.
     - watches_requests: the policy holds requests back or looks at single ones. The scheduler keeps `view.requests` and
       calls `admit`, unless `begins_on_arrival`. Otherwise every request begins when it arrives.
     - needs_depth: the scheduler keeps `view.depths`.
@@ -117,6 +120,7 @@ class CellPolicy(ABC):
     """
 
     name: str
+    order: ClassVar[int] = ALGORITHM_1
     watches_requests: ClassVar[bool] = False
     needs_depth: ClassVar[bool] = False
     one_depth: ClassVar[bool] = False
@@ -147,12 +151,16 @@ class CellPolicy(ABC):
         """The most steps of a task (MaxTasksToSubmit)."""
         return self._max_steps
 
-    @abstractmethod
+    def is_asked(self, num_types: int) -> bool:
+        """Whether the scheduler has to ask for the rank of so many cell types, because it is more than the `order`."""
+        return type(self).rank is not CellPolicy.rank
+
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
         """Return the cell types with ready nodes, best first. The scheduler takes the first that can form a batch.
 
         A type that was passed over very often in a row goes first, whatever the rank (see `ageing`).
         """
+        return in_order(self.order, view)
 
     def admit(self, view: ReadyView) -> Admission:
         """Decide which waiting requests begin. Called whenever a worker is about to get work.
@@ -173,6 +181,27 @@ class CellPolicy(ABC):
 
     def requests_finished(self, view: ReadyView, slots: Sequence[int]) -> None:  # noqa: B027
         """Note that requests were answered. Their facts can be read for the last time."""
+
+
+def in_order(order: int, view: ReadyView) -> Sequence[TypeId]:
+    """Return the cell types with ready nodes in one of the orders of `policies/order.py`."""
+    ready = view.ready
+    if len(ready) < 2:
+        return ready
+    if order == ALGORITHM_1:
+        measure: Callable[[TypeId], float] = view.num_running
+    elif order == READY_SHARE:
+        measure = view.frontiers.independent
+    else:
+        depths = view.depths
+        measure = {LOWEST_DEPTH: depths.lowest_ready, MEAN_DEPTH: depths.mean, MEAN_DEPTH_LEFT: depths.mean_left}[order]
+    cells = [view.cells[type_id] for type_id in ready]
+    found: list[TypeId] = ranked(
+        order, np.array(ready, np.int64), np.array([view.num_ready(type_id) for type_id in ready], np.int64),
+        np.array([cell.max_batch for cell in cells], np.int64), np.array([measure(t) for t in ready], np.float64),
+        np.array([cell.priority for cell in cells], np.int64),
+    ).tolist()  # fmt: skip
+    return found
 
 
 class GraphPolicy(ABC):

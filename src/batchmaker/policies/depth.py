@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, final
 
-from batchmaker.graph.spec import TypeId
-from batchmaker.policies.base import CellPolicy, ReadyView
+from batchmaker.policies.base import CellPolicy
+from batchmaker.policies.order import LOWEST_DEPTH
 
 
 @final
@@ -20,15 +19,10 @@ class DepthPolicy(CellPolicy):
     """
 
     name = "depth"
+    order: ClassVar[int] = LOWEST_DEPTH
     needs_depth: ClassVar[bool] = True
     node_by_node: ClassVar[bool] = True
     one_depth: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__(max_steps=1)
-
-    def rank(self, view: ReadyView) -> Sequence[TypeId]:
-        ready = view.ready
-        if len(ready) < 2:
-            return ready
-        return sorted(ready, key=lambda t: (view.depths.lowest_ready(t), t))

@@ -46,23 +46,16 @@ class WaitingLine(Generic[Item]):
 
     def join(self, number: int, item: Item, priority: int) -> None:
         """Put a request at the end of its priority."""
-        if self._numbers or (self._items and priority != self._only):
-            self._join_others(number, priority)
-        else:
-            self._only = priority
-        self._items[number] = priority, item
+        self.join_all(((number, item, priority),))
 
     def join_all(self, waiting: Sequence[tuple[int, Item, int]]) -> None:
         """Put requests at the end of their priorities, in order: (number, item, priority) of each."""
-        priorities = {priority for _, _, priority in waiting}
-        if self._items:
-            priorities.add(self._only)
-        if self._numbers or len(priorities) > 1:
-            for number, item, priority in waiting:
-                self.join(number, item, priority)
-        elif waiting:
-            self._only = priorities.pop()
-            self._items.update({number: (priority, item) for number, item, priority in waiting})
+        for number, item, priority in waiting:
+            if self._numbers or (self._items and priority != self._only):
+                self._join_others(number, priority)
+            else:
+                self._only = priority
+            self._items[number] = priority, item
 
     def _join_others(self, number: int, priority: int) -> None:
         if not self._numbers:

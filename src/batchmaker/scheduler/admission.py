@@ -189,11 +189,10 @@ class GraphAdmission:
             result.reserves.append(Reserve(self._tables.all_host(), arena.node_capacity))
         bases, of = arena.allocate(NODES, sizes), np.array(slots, np.int64)
         kept = np.array(kept_bases, np.int64) if kept_bases else np.zeros(count, np.int64)
-        kept_bases = kept_bases or (0,) * count
         at = 0
         while at < count:
             begin = at
-            forms = self._copies.known(graphs, kept_bases, begin)
+            forms = self._copies.known(graphs, of, kept, begin)
             if forms:
                 at += len(forms)
                 mine = slice(begin, at)
@@ -209,18 +208,15 @@ class GraphAdmission:
             mine = slice(begin, at)
             if remember:
                 self._copies.begin(int(bases[begin]), graphs[begin].num_nodes)
-            extents = self._take(
-                graphs[mine], of[mine], [earlier(i) for i in range(begin, at)], bases[mine].tolist(), result
-            )
+            before, num_waiting = [earlier(i) for i in range(begin, at)], len(result.waiting_sources)
+            extents = self._take(graphs[mine], of[mine], before, bases[mine].tolist(), result)
             for i, extent in enumerate(extents, begin):
                 result.extents[: EXTENT_FIELDS - 1, i] = (
                     extent.first_local, extent.base, extent.num_nodes, extent.first_subgraph, extent.num_subgraphs,
                     extent.first_edge, extent.num_edges,
                 )  # fmt: skip
-            if remember:
-                self._copies.remember(
-                    graphs[begin], extents[0], result.host_tables[-1], arena.is_host, kept_bases[begin]
-                )
+            if remember and len(result.waiting_sources) == num_waiting:
+                self._copies.remember(graphs[begin], extents[0], result.host_tables[-1], arena.is_host, before[0])
         ones = np.ones(count, np.int64)
         arena.fit(EXTENTS, ones)
         enter_extents(
@@ -231,8 +227,8 @@ class GraphAdmission:
         return result
 
     def _is_shared(self, graph: CellGraph) -> bool:
-        """Whether the same graph object may come again. In simulations (no plan_rows) all graphs may."""
-        return graph.shared or not self._plan_rows
+        """Whether the same graph object may come again. In simulations (no plan_rows) all that begin requests may."""
+        return graph.shared or not (self._plan_rows or graph.first)
 
     def _take(
         self,

@@ -48,6 +48,7 @@ from batchmaker.scheduler.layout import (
     PLACES,
     POOL,
     POOL_FIELDS,
+    PRIORITY,
     QUEUE_BEGIN,
     QUEUE_END,
     QUEUE_FIELDS,
@@ -242,8 +243,8 @@ class Arena:
         """Add a cell type whose rows are in this pool."""
         number, (_, num_workers, _) = self.types.shape[1], self.lanes.shape
         facts = np.zeros((TYPE_FIELDS, 1), np.int64)
-        facts[[MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_OUTPUTS, POOL, NUM_SEQUENCE], 0] = (
-            cell.max_batch, cell.min_batch, len(cell.inputs), len(cell.outputs), pool, NOWHERE,
+        facts[[MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_OUTPUTS, POOL, NUM_SEQUENCE, PRIORITY], 0] = (
+            cell.max_batch, cell.min_batch, len(cell.inputs), len(cell.outputs), pool, NOWHERE, cell.priority,
         )  # fmt: skip
         self.types = np.concatenate((self.types, facts), axis=1)
         num_ports = max(len(self.source), len(cell.inputs))

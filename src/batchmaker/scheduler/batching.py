@@ -1,20 +1,18 @@
 """Forming tasks: Batch and FormBatchedTask of Algorithm 1 (BatchMaker section 4.3), on arrays.
 
 A step is one batched call of a cell. A task is the steps that one call of Batch submits: up to MaxTasksToSubmit steps,
-or as many as fit into a budget of time. The scheduler core calls `Batcher.form_task`; `form` is one compiled call.
+or as many as fit into a budget of time. `form` is compiled, a part of `turn`; the scheduler core calls `Batcher`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.graph.spec import TypeId
-from batchmaker.scheduler.commands import FetchOutput, Keep, Reserve, RunTask, TaskLanes
+from batchmaker.scheduler.commands import Command, FetchOutput, Keep, Reserve, RunTask, TaskLanes
 from batchmaker.scheduler.events import TaskId, WorkerId
 from batchmaker.scheduler.find_steps import find_steps
 from batchmaker.scheduler.layout import (
@@ -69,7 +67,8 @@ from batchmaker.scheduler.steps import (
     LARGEST,
     MAY_STOP,
     NUM_FACTS,
-    NUM_STEPS,
+    OF_TYPE,
+    ON_WORKER,
     POSITIONS,
     ROWS_NEEDED,
     ROWS_WANTED,
@@ -78,6 +77,7 @@ from batchmaker.scheduler.steps import (
     TaskLimits,
     marked,
     packed,
+    without_steps,
 )
 from batchmaker.scheduler.tables import state_at
 
@@ -105,15 +105,6 @@ SATURATED_BUDGETS: Final = 2
 
 A newcomer could not join it earlier in any case, because the waiting nodes come first.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Formed:
-    """A task, the record of it, and the tables that must grow before it runs."""
-
-    run: RunTask
-    entry: TaskEntry
-    reserves: tuple[Reserve, ...]
 
 
 @compiled
@@ -153,7 +144,7 @@ def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool)
     """Form a task of ready nodes of one type, and note that it is on the worker; see `find_steps` and `packed`.
 
     by_age: of those that have been ready longest, also if it is not their turn within the type. may_ask: whether to
-    change nothing and return a task without steps if the pool has fewer free rows than the task could use; never if it
+    change nothing and return a task without steps if the pool has fewer free rows than the task could use; always if it
     has too few for the first step. A task without steps and without a wish means that no ready node may run on the
     worker.
     """
@@ -165,6 +156,9 @@ def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool)
     only_worker = worker if rules[SHARE_WORKERS] else NOWHERE
     ranked, plan_rows = state.counts[NUM_RANKED] > 0, rules[PLAN_ROWS] > 0
     max_batch, pool = types[MAX_BATCH, type_id], types[POOL, type_id]
+    num_inputs, num_sequence = types[NUM_INPUTS, type_id], types[NUM_SEQUENCE, type_id]
+    if plan_rows and num_sequence != NOWHERE and lanes[NUM_LANES, worker, type_id] == 0:  # its first task there
+        return without_steps(type_id, worker, 1)
     is_turn = ranked and 0 < rules[AGED_EVERY] <= lanes[TURNS_PASSED, worker, type_id] + 1
     by_age = by_age or is_turn
     depth, num_passed = NOWHERE, types[NUM_PASSED, type_id]
@@ -189,7 +183,6 @@ def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool)
         wanted = batch * int(min(1.0 * rules[MAX_STEPS], budget_s / seconds[batch] + 1)) + max_batch
         if pools[NUM_FREE, pool] < (wanted if may_ask else batch):
             rows_wanted, rows_needed, keys, ranks = wanted, batch, keys[:0], ranks[:0]
-    num_inputs, num_sequence = types[NUM_INPUTS, type_id], types[NUM_SEQUENCE, type_id]
     places = Places(
         plan_rows, worker, pools[NUM_FREE, pool], pools[FIRST_TABLE, pool], pools[END_TABLE, pool],
         num_inputs if plan_rows else 0, (num_inputs if num_sequence == NOWHERE else num_sequence) if plan_rows else 0,
@@ -206,7 +199,7 @@ def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool)
         state.occupant[first_lane : first_lane + lanes[NUM_LANES, worker, type_id]], state.lane_tables[type_id], places,
         limits, seconds, rows_wanted, rows_needed, keys, ranks[: len(keys) if ranked and not by_age else 0],
     )  # fmt: skip
-    task = packed(steps)
+    task = packed(steps, type_id, worker)
     if steps.num_steps == 0:
         return task
     types[NUM_PASSED, type_id] = num_passed
@@ -232,61 +225,57 @@ def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool)
 
 @final
 class Batcher:
-    """Forms tasks from the state."""
+    """Makes room for tasks, and commands of them."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
 
-    def form_task(self, task: TaskId, type_id: TypeId, worker: WorkerId, *, by_age: bool = False) -> Formed | None:
-        """Form a task of ready nodes of one type; None if all of them are pinned to other workers.
+    def make_room(self, task: Ids) -> tuple[Reserve, ...]:
+        """Make room for a task that lacks some; return how tables must grow first.
 
-        by_age: see `form`. Raises NoMemoryError, with nothing changed, if there is no memory for the rows of its first
-        step.
+        Raises NoMemoryError, with nothing changed, if there is no memory for the rows of its first step.
         """
-        state, entry = self._state, self._state.types[type_id]
-        arena, reserves, may_ask = state.arena, list[Reserve](), True
-        if entry.num_sequence_inputs is not None and not entry.has_lane_tables:
+        state, header = self._state, task[:HEADER].tolist()
+        entry, worker = state.types[header[OF_TYPE]], header[ON_WORKER]
+        if header[ROWS_WANTED]:
+            grown = state.tables.fit_rows(entry.pool, header[ROWS_WANTED], header[ROWS_NEEDED], state.grow)
+            return () if grown is None else (grown,)
+        if not entry.has_lane_tables:
+            assert entry.num_sequence_inputs is not None
             state.tables.enter_lanes(entry.cell, entry.num_sequence_inputs, state.num_workers)
             entry.has_lane_tables = True
-        while True:
-            steps = form(arena.tables, type_id, worker, by_age, may_ask)
-            header = steps[:HEADER].tolist()
-            if header[ROWS_WANTED]:
-                grown = state.tables.fit_rows(entry.pool, header[ROWS_WANTED], header[ROWS_NEEDED], state.grow)
-                reserves += () if grown is None else (grown,)
-                may_ask = False
-            elif header[LANES_WANTED]:
-                arena.grow_lanes(worker, type_id, header[LANES_WANTED])
-                if header[NUM_STEPS]:
-                    break
-            else:
-                break
-        if not header[NUM_STEPS]:
-            return None
+        state.arena.grow_lanes(worker, entry.cell.type_id, header[LANES_WANTED])
+        return ()
+
+    def formed(self, task: TaskId, steps: Ids, commands: list[Command]) -> None:
+        """Note that a packed task is on its worker, and command what it needs, and to run it."""
+        state, header = self._state, steps[:HEADER].tolist()
+        entry, worker = state.types[header[OF_TYPE]], WorkerId(header[ON_WORKER])
+        if header[LANES_WANTED]:  # for its next steps
+            state.arena.grow_lanes(worker, entry.cell.type_id, header[LANES_WANTED])
         if entry.num_sequence_inputs is not None and state.plan_rows:
-            reserves += self._reserve_lanes(entry, worker)
+            self._reserve_lanes(entry, worker, commands)
         run = self._described(task, worker, entry, steps, header)
         if state.observed:
-            state.submitted(type_id, run.nodes)
-        return Formed(run, TaskEntry(worker, type_id, steps, header[NUM_STEPS], run), tuple(reserves))
+            state.submitted(entry.cell.type_id, run.nodes)
+        state.tasks[task] = TaskEntry(steps, run)
+        commands.append(run)
 
-    def _reserve_lanes(self, entry: TypeEntry, worker: WorkerId) -> tuple[Reserve, ...]:
-        """Return how the lane tables must grow, if there are more lanes than rows."""
+    def _reserve_lanes(self, entry: TypeEntry, worker: WorkerId, commands: list[Command]) -> None:
+        """Command how the lane tables must grow, if there are more lanes than rows."""
         assert entry.num_sequence_inputs is not None
         type_id, lanes = entry.cell.type_id, self._state.arena.lanes
-        if lanes[NUM_LANES, worker, type_id] <= lanes[NUM_RESERVED, worker, type_id]:
-            return ()
-        lanes[NUM_RESERVED, worker, type_id] = max(int(lanes[NUM_LANES, worker, type_id]), entry.cell.max_batch)
-        specs = self._state.tables.lanes(worker, entry.cell, entry.num_sequence_inputs)
-        return (Reserve(specs, int(lanes[NUM_RESERVED, worker, type_id])),)
+        if lanes[NUM_LANES, worker, type_id] > lanes[NUM_RESERVED, worker, type_id]:
+            lanes[NUM_RESERVED, worker, type_id] = max(int(lanes[NUM_LANES, worker, type_id]), entry.cell.max_batch)
+            specs = self._state.tables.lanes(worker, entry.cell, entry.num_sequence_inputs)
+            commands.append(Reserve(specs, int(lanes[NUM_RESERVED, worker, type_id])))
 
     def _described(self, task: TaskId, worker: WorkerId, entry: TypeEntry, steps: Ids, header: list[int]) -> RunTask:
         """Return the command of a packed task."""
-
-        ends, flags, at, _, _, _, moves, kept, marks = [
-            steps[begin : begin + rows * columns].reshape(rows, columns)
-            for begin, rows, columns in zip(*[iter(header[FIRST_PART:])] * 3, strict=True)
-        ]
+        parts = []
+        for begin, rows, columns in zip(*[iter(header[FIRST_PART:])] * 3, strict=True):
+            parts.append(steps[begin : begin + rows * columns].reshape(rows, columns))
+        ends, flags, at, _, _, _, moves, kept, marks = parts
         said, inputs = flags > 0, NUM_FACTS + (len(at) - NUM_FACTS) // 2
         keep = Keep(entry.pool.table_ids, kept[1], kept[0]) if kept.shape[1] else None
         lanes = None
@@ -297,13 +286,10 @@ class Batcher:
                 tables, at[AT_LANE], said[HAS_LANES], said[IS_DENSE], moves[0], moves[1 : 1 + len(tables)],
                 moves[1 + len(tables) :],
             )  # fmt: skip
-        fetches = list[FetchOutput]()
-        if header[ALL_MARKS]:
-            fetches = [
-                FetchOutput(output, marked(marks[0], output))
-                for output in range(header[ALL_MARKS].bit_length())
-                if header[ALL_MARKS] >> output & 1
-            ]
+        fetches, all_marks = list[FetchOutput](), header[ALL_MARKS]
+        for output in range(all_marks.bit_length()):
+            if all_marks >> output & 1:
+                fetches.append(FetchOutput(output, marked(marks[0], output)))
         return RunTask(
             task, worker, entry.cell.type_id, header[LARGEST], ends[POSITIONS], at[AT_NODE],
             at[NUM_FACTS:inputs], at[inputs:], lanes, keep, tuple(fetches),

@@ -7,45 +7,22 @@ loops; here is what only requests have whose unfold functions wait, and chunks o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
-from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler import leave
 from batchmaker.scheduler.commands import Read, Reserve
+from batchmaker.scheduler.copies import earlier_nodes, fetch_late
 from batchmaker.scheduler.events import RequestId, StepsFinished
-from batchmaker.scheduler.layout import BASE, DONE, FIRST, FIRST_LOCAL, LAST, NOWHERE
+from batchmaker.scheduler.layout import BASE, FIRST, FIRST_LOCAL, ID, LAST, NOWHERE
 from batchmaker.scheduler.progress import let_go, release
-from batchmaker.scheduler.retire import RETIRED, retire
-from batchmaker.scheduler.state import NO_NODES, Nodes, SchedulerState
-
-NEVER: Final = np.empty(0, np.bool_)
-
-
-@dataclass(slots=True)
-class Finished:
-    """What finished steps mean for requests.
-
-    - type_id, num_steps, num_rows: what has run.
-    - over: slots of requests without work left. answered: whether they are ended and forgotten already; then these are
-      all that are answered, and ids are their numbers.
-    - failed: (request, reason) of rows for which the cell raised.
-    - reads: outputs that were asked for while their nodes were on the worker.
-    """
-
-    type_id: TypeId
-    num_steps: int
-    num_rows: int
-    over: Nodes
-    answered: bool
-    ids: list[RequestId]
-    failed: list[tuple[RequestId, str]]
-    reads: list[Read]
+from batchmaker.scheduler.retire import RETIRED
+from batchmaker.scheduler.state import NO_NODES, Nodes, SchedulerState, TaskEntry
+from batchmaker.scheduler.turn import TURN
 
 
 @final
@@ -55,41 +32,46 @@ class Completion:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
 
-    def steps_finished(self, event: StepsFinished) -> Finished:
-        """Update the state after steps; return the requests that they finished or failed.
+    def entry_of(self, event: StepsFinished) -> TaskEntry:
+        """Note that steps have run; return their task.
 
-        InvariantError if the steps are not the next ones of a task that is on a worker.
+        InvariantError if they are not the next ones of a task that is on a worker.
         """
-        state, arena = self._state, self._state.arena
-        task = state.tasks.get(event.task)
-        num_steps = 0 if task is None else task.num_steps
-        if task is None or event.first != task.num_finished or not event.first < event.end <= num_steps:
+        tasks = self._state.tasks
+        entry = tasks.get(event.task)
+        num_steps = 0 if entry is None else len(entry.run.ends)
+        if entry is None or event.first != entry.num_finished or not event.first < event.end <= num_steps:
             raise InvariantError(f"steps {event.first} to {event.end} of task {event.task} finished out of turn")
-        task.num_finished = event.end
+        entry.num_finished = event.end
         if event.end == num_steps:
-            del state.tasks[event.task]
-        stopped = NEVER if event.stopped is None else np.array(event.stopped, np.bool_)
-        answer = not (event.failed or state.chunks or state.attached)
-        found = retire(
-            arena.tables, task.type_id, task.worker, task.steps, event.first, event.end, stopped, answer,
-            event.busy_s,
-        )  # fmt: skip
-        num_over, num_dying, num_done, num_stopped = found[:RETIRED].tolist()
-        over, at = found[RETIRED : RETIRED + num_over], RETIRED + num_over * (2 if answer else 1) + num_dying
-        ids = found[RETIRED + num_over : RETIRED + 2 * num_over].tolist() if answer else []
+            del tasks[event.task]
+        return entry
+
+    def retired(
+        self, event: StepsFinished, entry: TaskEntry, found: Nodes, counts: Sequence[int], answered: bool
+    ) -> tuple[Nodes, list[RequestId], list[tuple[RequestId, str]], list[Read]]:
+        """Update what is not in the tables after steps were retired there. found, answered: see `retire`; counts: the
+        first of `found`.
+
+        Returns the slots of requests without work left; if they are answered, their numbers; (request, reason) of rows
+        for which the cell raised; and outputs that were asked for while their nodes were on the worker.
+        """
+        state, arena, run = self._state, self._state.arena, entry.run
+        num_over, num_dying, num_done, num_stopped = counts[:RETIRED]
+        over, at = found[TURN : TURN + num_over], TURN + num_over * (2 if answered else 1) + num_dying
+        ids: list[RequestId] = found[TURN + num_over : TURN + 2 * num_over].tolist() if answered else []
         if num_dying:
             state.dying = np.concatenate((state.dying, found[at - num_dying : at]))
         if num_stopped and state.observed:
-            stops = found[at + num_done :].reshape(2, num_stopped)
-            state.stopped(task.type_id, stops[0], stops[1] + 1, task.run.nodes)
+            stops = found[at + num_done : at + num_done + 2 * num_stopped].reshape(2, num_stopped)
+            state.stopped(run.type_id, stops[0], stops[1] + 1, run.nodes)
         reads = self._finish_late(found[at : at + num_done]) if state.attached else []
         failed = list[tuple[RequestId, str]]()
         for position, reason in event.failed:
-            slot = int(arena.request[task.run.nodes[position]])
+            slot = int(arena.request[run.nodes[position]])
             if arena.is_alive(slot):
                 failed.append((state.id_of(slot), reason))
-        num_rows = task.run.begin_of(event.end) - task.run.begin_of(event.first)
-        return Finished(task.type_id, event.end - event.first, num_rows, over, answer, ids, failed, reads)
+        return over, ids, failed, reads
 
     def _free_unused(self, nodes: Nodes) -> None:
         """Free the rows of those of these nodes that have no readers left and are not held."""
@@ -129,22 +111,28 @@ class Completion:
 
     # --- unfold functions that wait --------------------------------------------------------------------------
 
-    def fetch_late(self, slot: int, graph: CellGraph) -> list[Read]:
-        """Serve fetches of nodes from before this extension.
+    def fetch_late(self, graphs: Sequence[tuple[int, CellGraph, int]]) -> dict[int, list[Read]]:
+        """Serve fetches of nodes from before these extensions: (slot, extension, first stored node of its sequence).
 
-        Returns a Read for each output of nodes that are done. For nodes on a worker the Read comes when they are done.
-        Nodes that are not submitted need none: their own step fetches the output.
+        Returns, by slot, a Read for each output of nodes that are done. For nodes on a worker the Read comes when they
+        are done. Nodes that are not submitted need none: their own step fetches the output.
         """
-        arena = self._state.arena
-        reads: list[Read] = []
-        for fetch in graph.fetches:
-            for node in self._state.numbers_of(slot, fetch.nodes[fetch.nodes < graph.first]).tolist():
-                end = int(arena.end[arena.subgraph[node]])
-                tail = end - 1 if end > 0 else node
-                if arena.state[tail] == DONE:
-                    reads.extend(self._reads(slot, node, 1 << fetch.output))
-                elif arena.row[node] != NOWHERE:  # submitted; it was held then, so it has a row
-                    self._state.attached[slot].fetches[tail].append((node, 1 << fetch.output))
+        state, wanted = self._state, list[tuple[int, int, int, int]]()
+        for slot, graph, kept_base in graphs:
+            for fetch in graph.fetches:
+                for local in fetch.nodes.tolist():
+                    if local < graph.first:
+                        wanted.append((slot, kept_base, local, fetch.output))
+        reads: dict[int, list[Read]] = {}
+        if wanted and state.plan_rows:
+            places = np.array(wanted, np.int64).T.copy()
+            found = fetch_late(state.arena.tables, places).T.tolist()
+            ids = state.arena.requests[ID, places[0]].tolist()
+            for (slot, _, _, output), request, (node, table, row, tail) in zip(wanted, ids, found, strict=True):
+                if row != NOWHERE:
+                    reads.setdefault(slot, []).append(Read(request, node, output, table, row))
+                elif tail != NOWHERE:
+                    state.attached[slot].fetches[tail].append((node, 1 << output))
         return reads
 
     def _reads(self, slot: int, node: int, bits: int) -> list[Read]:
@@ -159,13 +147,14 @@ class Completion:
             if bits >> output & 1
         ]
 
-    def drop_handles(self, dropped: Sequence[tuple[int, int, int]]) -> None:
-        """Note that unfold functions can no longer use some nodes: (slot, first local node, count)."""
-        places = [
-            (int(self._state.numbers_of(slot, np.array([local]))[0]), count) for slot, local, count in dropped if count
-        ]
-        if places:
-            self._drop(np.array(places, np.int64))
+    def drop_handles(self, dropped: Sequence[tuple[int, int, int, int]]) -> None:
+        """Note that unfold functions can no longer use some nodes.
+
+        dropped: slot, first stored node of its sequence, first local node, and their number.
+        """
+        if dropped:
+            places = np.array(dropped, np.int64).T.copy()
+            self._drop(np.stack((earlier_nodes(self._state.arena.tables, places), places[3]), axis=1))
 
     def drop_all(self, ended: Sequence[int]) -> None:
         """Note that the unfold functions of these requests have ended: they can use no node any more. ended: slots."""
@@ -246,8 +235,7 @@ class Completion:
 
     def bury(self) -> None:
         """Forget the dying requests of which no worker has a step any more."""
-        if len(self._state.dying):
-            self._bury(self._state.dying, NO_NODES)
+        self._bury(self._state.dying, NO_NODES)
 
     def _bury(self, dying: Nodes, others: Nodes) -> None:
         state = self._state

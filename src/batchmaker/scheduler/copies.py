@@ -20,20 +20,24 @@ from batchmaker.scheduler.commands import ZERO_TABLE, TableId
 from batchmaker.scheduler.events import RequestArrived
 from batchmaker.scheduler.layout import (
     BASE,
+    DONE,
     EDGES,
     END,
     EXTENT_FIRST_EDGE,
     EXTENT_NUM_EDGES,
     EXTERNAL,
     FETCH,
+    FIRST,
     FIRST_EDGE,
     FIRST_LOCAL,
     FIRST_SUBGRAPH,
+    FIRST_TABLE,
     HEAD,
     HELD,
     IN_FLIGHT,
     LANE,
     LANE_WORKER,
+    NEXT,
     NOWHERE,
     NUM_EDGES,
     NUM_NODES,
@@ -41,6 +45,7 @@ from batchmaker.scheduler.layout import (
     OPEN_ENDED,
     PENDING,
     PIN,
+    POOL,
     REQUEST,
     ROW,
     SIZE,
@@ -52,7 +57,7 @@ from batchmaker.scheduler.layout import (
     USES,
     WAITING,
 )
-from batchmaker.scheduler.numbering import Extent
+from batchmaker.scheduler.numbering import Extent, LocalNumbers
 from batchmaker.scheduler.tables import State, addresses_of, row_at, state_at, table_at
 
 Ids = NDArray[np.int64]
@@ -133,7 +138,8 @@ class GraphForm:
 
     - number: index of the form in the tables.
     - host_tables: see Admit.
-    - reads_kept: whether the graph reads stored nodes. Their local numbers and cell types are in the table `kept`.
+    - reads_kept: whether the graph reads earlier nodes: those of the request's graphs before this one, and stored ones.
+      Their local numbers and cell types are in the table `kept`.
     """
 
     number: int
@@ -186,10 +192,11 @@ class GraphCopies:
             found.append(form)
         return found
 
-    def known(self, graphs: Sequence[CellGraph], kept_bases: Sequence[int], begin: int) -> list[GraphForm]:
+    def known(self, graphs: Sequence[CellGraph], slots: Ids, kept_bases: Ids, begin: int) -> list[GraphForm]:
         """Return the forms of the graphs from `begin` on, up to the first that must be admitted as a new one.
 
-        kept_bases: first of the stored nodes of the request's sequence. They must have the types that the form expects.
+        kept_bases: first of the stored nodes of the request's sequence. These and the request's own earlier nodes must
+        have the types that the form expects, and be done.
         """
         forms, found = self._forms, list[GraphForm]()
         for graph in graphs[begin:]:
@@ -198,9 +205,8 @@ class GraphCopies:
                 break
             found.append(form)
         if any(form.reads_kept for form in found):
-            numbers = np.array([form.number for form in found], np.int64)
-            stored = np.array(kept_bases[begin : begin + len(found)], np.int64)
-            found = found[: num_fitting(self._arena.tables, self.tables, numbers, stored)]
+            numbers, mine = np.array([form.number for form in found], np.int64), slice(begin, begin + len(found))
+            found = found[: num_fitting(self._arena.tables, self.tables, numbers, slots[mine], kept_bases[mine])]
         return found
 
     def begin(self, base: int, count: int) -> None:
@@ -213,11 +219,12 @@ class GraphCopies:
         extent: Extent,
         host_tables: tuple[TableId, ...],
         is_host: NDArray[np.bool_],
-        kept_base: int,
+        earlier: LocalNumbers | None,
     ) -> None:
         """Note what admission has just written for a graph. Nothing else may have been admitted since `begin`.
 
-        None of its subgraphs may have been released yet. is_host: [tables].
+        None of its subgraphs may have been released yet. is_host: [tables]. earlier: the numbers of the nodes before
+        its own, all of which are done.
         """
         if len(self._forms) >= self.max_forms or self._nodes.count + graph.num_nodes > self.max_nodes:
             self._forget()
@@ -240,16 +247,18 @@ class GraphCopies:
         ], np.int64))  # fmt: skip
         self._edges.add(number, arena.consumer[None, edges] - extent.base)
         self._ready.add(number, np.flatnonzero(external == 0)[None])
-        sources, kept = self._known_sources(extent, is_host, kept_base)
+        sources, kept = self._known_sources(extent, is_host, earlier)
         self._sources.add(number, sources if self._keeps_sources or kept.size else sources[:, :0])
         self._kept.add(number, kept)
         self._forms[id(graph)] = GraphForm(number, graph, host_tables, bool(kept.size))
 
-    def _known_sources(self, extent: Extent, is_host: NDArray[np.bool_], kept_base: int) -> tuple[Ids, Ids]:
-        """Return the inputs that were written, and the stored nodes among their sources with their types: [2, nodes].
+    def _known_sources(
+        self, extent: Extent, is_host: NDArray[np.bool_], earlier: LocalNumbers | None
+    ) -> tuple[Ids, Ids]:
+        """Return the inputs that were written, and the earlier nodes among their sources with their types: [2, nodes].
 
-        The inputs are [4, inputs]: port, node, source, table. Nodes count from the graph's first node. Stored node i of
-        the sequence is source -(i+1). The source is _NO_SOURCE if no node computes the input.
+        The inputs are [4, inputs]: port, node, source, table. Nodes count from the graph's first node. An earlier node,
+        with local number i, is source -(i+1). The source is _NO_SOURCE if no node computes the input.
         """
         arena = self._arena
         nodes = slice(extent.base, extent.base + extent.num_nodes)
@@ -257,10 +266,12 @@ class GraphCopies:
         table, source = arena.source_table[:, nodes][port, node], arena.source[:, nodes][port, node]
         is_own = (source >= extent.base) & (source < extent.base + extent.num_nodes)
         is_value = ~((table == ZERO_TABLE) | is_host[np.where(table < 0, 0, table)])
-        place = source - kept_base
-        local = np.where(is_own, source - extent.base, -1 - place)
-        kept = np.unique(place[is_value & ~is_own])
-        types = arena.type[arena.subgraph[kept_base + kept]]
+        is_earlier, local = is_value & ~is_own, source - extent.base
+        read, kept = np.unique(source[is_earlier]), np.empty(0, np.int64)
+        if len(read):
+            assert earlier is not None
+            kept, local[is_earlier] = earlier.locals_of(read), -1 - earlier.locals_of(source[is_earlier])
+        types = arena.type[arena.subgraph[read]]
         return np.array([port, node, np.where(is_value, local, _NO_SOURCE), table]), np.stack((kept, types))
 
     def write(self, forms: Sequence[GraphForm], slots: Ids, bases: Ids, kept_bases: Ids, columns: Ids) -> Ids:
@@ -281,14 +292,61 @@ class GraphCopies:
         return _write(arena.tables, self.tables, where)
 
 
+@compiled_within
+def earlier_node(state: State, slot: int, kept_base: int, local: int) -> int:
+    """Return the number of a local node of a request: its own, or a stored node of its sequence."""
+    extent = state.requests[FIRST, slot]
+    while extent != NOWHERE:
+        place = local - state.extents[FIRST_LOCAL, extent]
+        if 0 <= place < state.extents[NUM_NODES, extent]:
+            return int(state.extents[BASE, extent] + place)
+        extent = state.extents[NEXT, extent]
+    return kept_base + local
+
+
 @compiled
-def num_fitting(addresses: Ids, forms_addresses: Ids, numbers: Ids, kept_bases: Ids) -> int:
-    """Return how many of these forms, up to the first that does not, find stored nodes of the types that they read."""
+def earlier_nodes(addresses: Ids, places: Ids) -> Ids:
+    """Return node numbers. places: [3 or more, nodes] slot, first of the sequence's stored nodes, and local node."""
+    state, found = state_at(addresses), np.empty(places.shape[1], np.int64)
+    for i in range(places.shape[1]):
+        found[i] = earlier_node(state, places[0, i], places[1, i], places[2, i])
+    return found
+
+
+@compiled
+def fetch_late(addresses: Ids, places: Ids) -> Ids:
+    """Let outputs of earlier nodes go to the host. places: [4, outputs] as in `earlier_nodes`, and the output.
+
+    Returns [4, outputs] of each: its node; if that is done, its table and its row; and if that is on a worker, the node
+    whose end it waits for. NOWHERE for what it does not have. Otherwise its step will fetch it.
+    """
+    state, found = state_at(addresses), np.full((4, places.shape[1]), NOWHERE)
+    for i in range(places.shape[1]):
+        node = earlier_node(state, places[0, i], places[1, i], places[2, i])
+        subgraph = state.nodes[SUBGRAPH, node]
+        end = state.subgraphs[END, subgraph]
+        tail = end - 1 if end > 0 else node
+        found[0, i], row = node, state.nodes[ROW, node]
+        state.nodes[FETCH, node] |= 1 << places[3, i]
+        if state.nodes[STATE, tail] == DONE:  # without a row if the run ended before this step
+            pool = state.types[POOL, state.subgraphs[TYPE, subgraph]]
+            found[1, i], found[2, i] = state.pools[FIRST_TABLE, pool] + places[3, i], row
+        elif row != NOWHERE:  # submitted; it was held then, so it has a row
+            found[3, i] = tail
+    return found
+
+
+@compiled
+def num_fitting(addresses: Ids, forms_addresses: Ids, numbers: Ids, slots: Ids, kept_bases: Ids) -> int:
+    """Return how many of these forms, up to the first that does not, find done nodes of the types that they read."""
     state, forms = state_at(addresses), forms_at(forms_addresses)
     for i in range(len(numbers)):
         for j in range(forms.kept_begins[numbers[i]], forms.kept_begins[numbers[i] + 1]):
-            stored = state.subgraphs[TYPE, state.nodes[SUBGRAPH, kept_bases[i] + forms.kept[0, j]]]
-            if stored != forms.kept[1, j]:
+            node = earlier_node(state, slots[i], kept_bases[i], forms.kept[0, j])
+            subgraph = state.nodes[SUBGRAPH, node]
+            end = state.subgraphs[END, subgraph]
+            is_done = state.nodes[STATE, end - 1 if end > 0 else node] == DONE
+            if not is_done or state.subgraphs[TYPE, subgraph] != forms.kept[1, j]:
                 return i
     return len(numbers)
 
@@ -352,7 +410,7 @@ def write_copies(state: State, forms: Forms, where: Ids) -> Ids:
             if local >= 0:
                 source[port, node] = base + local
             elif local != _NO_SOURCE:
-                read = kept - 1 - local
+                read = earlier_node(state, slot, kept, -1 - local)
                 source[port, node] = read
                 of_nodes[USES, read] += 1
         for j in range(forms.ready_begins[form], forms.ready_begins[form + 1]):

@@ -8,9 +8,9 @@ A request arrives; its steps are submitted and finish; its graph may be extended
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import cast, final
+from typing import Final, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType
-from batchmaker.policies.ageing import AGED_EVERY, PATIENCE, Ageing
+from batchmaker.policies.ageing import AGED_EVERY, PATIENCE
 from batchmaker.policies.base import CellPolicy
-from batchmaker.scheduler.arrive import arrive
+from batchmaker.policies.order import READY_SHARE
 from batchmaker.scheduler.batching import TASKS_WORTH, Batcher
 from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Grow, Reply, always
 from batchmaker.scheduler.completion import Completion
+from batchmaker.scheduler.copies import GraphForm
 from batchmaker.scheduler.events import (
     CellTypeAdded,
     Event,
@@ -45,19 +46,26 @@ from batchmaker.scheduler.layout import (
     NOWHERE,
     NUM_NODES,
     OPEN,
-    STEERING_ON,
     STEPS_ON,
-    TASKS_ON,
 )
 from batchmaker.scheduler.leave import end_those_done
 from batchmaker.scheduler.memory import fitting, largest_holder
 from batchmaker.scheduler.priorities import usual_rank
 from batchmaker.scheduler.rows import NoMemoryError
-from batchmaker.scheduler.state import SchedulerState
+from batchmaker.scheduler.state import NO_NODES, SchedulerState, TaskEntry
+from batchmaker.scheduler.steps import HEADER, NUM_STEPS, ON_WORKER, ROWS_WANTED
+from batchmaker.scheduler.turn import AT_TYPE, BY_AGE, NEXT_WORKER, NUM_BEGUN, NUM_TYPES, TURN, turn
 from batchmaker.scheduler.urgency import Urgency
 from batchmaker.scheduler.view import View
 
 Slots = NDArray[np.int64]
+Known = tuple[Sequence[GraphForm], Slots]
+"""Of requests that arrive, the forms of their graphs; and [3, requests] the numbers of the requests, their ranks, and
+the numbers of these forms."""
+NO_ARRIVALS: Final = np.empty((3, 0), np.int64)
+NEVER: Final = np.empty(0, np.bool_)
+NO_STEPS: Final = np.zeros(HEADER, np.int64)
+"""A packed task without steps."""
 
 
 @final
@@ -99,21 +107,21 @@ class Scheduler(View):
             policy, num_workers, plan_rows=plan_rows, own_type_follows=follows, grow=grow, aged_every=aged_every
         )
         super().__init__(policy, state)
-        self._run_ahead = run_ahead
         self._give_up_late = give_up_late
-        self._ageing = Ageing(patience)
         self._urgency = Urgency(state) if policy.urgent_first else None
         self._batcher = Batcher(state)
+        self._num_workers, self._asks = num_workers, policy.is_asked(0)
         weighs = policy.weighs_tasks and task_s < math.inf
         state.arena.rules[:] = (
             plan_rows, follows, loops_ahead and policy.budget_s < math.inf and not policy.needs_depth, num_workers > 1,
             1 if policy.one_depth else policy.max_steps, weighs, patience if policy.one_depth else NOWHERE,
-            aged_every or 0,
+            aged_every or 0, run_ahead, policy.budget_s < math.inf, take_turns, policy.order, patience,
+            policy.urgent_first,
         )  # fmt: skip
         state.arena.budget_s[0, 0] = min(policy.budget_s, TASKS_WORTH * task_s) if weighs else policy.budget_s
-        self._completion = Completion(self._state)
+        self._completion = Completion(state)
+        self._copies = state.admission.copies
         self._next_task = 0
-        self._take_turns = take_turns
 
     # --- interface for drivers -----------------------------------------------------------------------------
 
@@ -125,29 +133,64 @@ class Scheduler(View):
     def handle(self, *events: Event) -> list[Command]:
         """Take events in order, then give work to idle workers. Returns commands; carry them out in their order."""
         commands: list[Command] = []
+        state = self._state
+        state.fit_sequence()
+        tail = len(events)
+        while tail and type(events[tail - 1]) is RequestArrived:
+            tail -= 1
+        finished = self._take(events[:tail], commands) if tail else None
+        arrivals = cast(Sequence[RequestArrived], events[tail:])
+        known: Known | None = None
+        if arrivals:
+            if finished is not None and (state.observed or self._deadlines.heap):
+                self._turn(commands, finished)
+                finished = None
+            self._expire(arrivals[-1].at_s, commands)
+            known, has_deadlines = self._known(arrivals), False
+            for event in arrivals:
+                has_deadlines |= event.deadline_s is not None
+            if known is None or has_deadlines:
+                if finished is not None:
+                    self._turn(commands, finished)
+                    finished = None
+                self._arrived(arrivals, known, commands)
+                arrivals, known = (), None
+                self._expire(self.now_s, commands)  # requests that arrived after their deadline
+        if self._urgency is not None:
+            self._urgency.look(self.now_s)
+        self._schedule(commands, finished, arrivals, known)
+        return commands
+
+    def _take(self, events: Sequence[Event], commands: list[Command]) -> StepsFinished | None:
+        """Take events of which the last is no arrival. If it tells of steps that may be retired together with what
+        follows, it is returned instead."""
         arrivals: list[RequestArrived] = []
-        self._state.fit_sequence()
         for kind, alike in groupby(events, type):
+            together = list(alike)
             if kind is RequestArrived:
-                arrivals.extend(cast(Iterator[RequestArrived], alike))
+                arrivals = cast(list[RequestArrived], together)
                 self._expire(arrivals[-1].at_s, commands)
                 continue
-            if kind is GraphExtended:
-                extensions = list(cast(Iterator[GraphExtended], alike))
-                self._expire(extensions[-1].at_s, commands)
-                self._arrived(arrivals, commands)
-                self._extended(extensions, commands)
-                continue
-            for event in alike:
+            for event in together if kind is not GraphExtended else together[-1:]:
                 self._expire(event.at_s, commands)
-                self._arrived(arrivals, commands)
-                self._handle_one(event, commands)
-        self._arrived(arrivals, commands)
-        self._expire(self._now_s, commands)  # requests that arrived after their deadline
-        if self._urgency is not None:
-            self._urgency.look(self._now_s)
-        self._schedule(commands)
-        return commands
+                if arrivals:
+                    self._arrived(arrivals, self._known(arrivals), commands)
+                    arrivals = []
+                if isinstance(event, StepsFinished):
+                    if event is events[-1] and self._is_plain(event):
+                        return event
+                    self._turn(commands, event)
+                elif isinstance(event, GraphExtended):
+                    self._extended(cast(list[GraphExtended], together), commands)
+                else:
+                    self._handle_one(event, commands)
+        return None
+
+    def _is_plain(self, event: StepsFinished) -> bool:
+        """Whether nothing has to be done in Python between these steps and the next task."""
+        state = self._state
+        has_more = event.failed or state.chunks or state.attached or len(state.dying)
+        return not (has_more or state.depths is not None or (state.frontiers is not None and state.frontiers.kept))
 
     def decide(self, answered: Sequence[SequenceId], unanswered: Sequence[SequenceId]) -> None:
         """Say which of the sequences whose requests had a Reply got their results; the others keep what they kept.
@@ -158,8 +201,6 @@ class Scheduler(View):
 
     def _handle_one(self, event: Event, commands: list[Command]) -> None:
         match event:
-            case StepsFinished():
-                self._steps_finished(event, commands)
             case RequestCancelled():
                 self._end_request(event.request, FailureKind.CANCELLED, "cancelled by the caller", commands)
             case RequestFailed():
@@ -177,71 +218,75 @@ class Scheduler(View):
         if cell.type_id != len(self._state.types):
             raise InvariantError(f"cell types are numbered in order; got {cell.type_id} after {len(self._state.types)}")
         self._state.add_type(cell)
-        self._cells.append(cell)
+        self.cells.append(cell)
+        self._asks = self._policy.is_asked(len(self.cells))
 
-    def _arrived(self, events: list[RequestArrived], commands: list[Command]) -> None:
-        """Take requests that arrived together. Empties the list."""
-        if not events:
-            return
+    def _known(self, events: Sequence[RequestArrived]) -> Known | None:
+        """Return the forms of requests that begin when they arrive, if all their graphs are known. Otherwise None."""
         state = self._state
         if state.watched is not None:
             state.watched.note_kinds(events)
+            if len(state.line) or not self._policy.begins_on_arrival(self):
+                return None
+        if self._urgency is not None or state.depths is not None:
+            return None
+        forms = self._copies.forms_of(events)
+        if forms is None:
+            return None
+        ids, ranks, numbers = list[RequestId](), list[int](), list[int]()
+        for event, form in zip(events, forms, strict=True):
+            ids.append(event.request)
+            ranks.append(usual_rank(event.priority) if event.priority else 0)
+            numbers.append(form.number)
+        state.check_new(ids)
+        return forms, np.array((ids, ranks, numbers), np.int64)
+
+    def _arrived(self, events: Sequence[RequestArrived], known: Known | None, commands: list[Command]) -> None:
+        """Take requests that arrived together. known: see `_known`."""
+        state = self._state
+        if known is not None and self._turn(commands, None, events, known)[NUM_BEGUN]:
+            return
         begins = state.watched is None or (not len(state.line) and self._policy.begins_on_arrival(self))
-        placed = self._arrive(events, commands) if begins else None
-        slots = state.open(events) if placed is None else placed
-        if state.watched is not None:
-            state.watched.arrived(slots, events)
-        if self._urgency is not None:
-            for event, slot in zip(events, slots, strict=True):
-                self._urgency.arrived(event.request, event.graph)
-                self._urgency.more_work(slot, event.graph)
-        if self._give_up_late:
-            for event in events:
-                if event.deadline_s is not None:
-                    self._deadlines.add(event.deadline_s, event.request, state.requests, len(state.requests))
-        if placed is not None:
-            if state.watched is not None:
-                state.watched.begin(slots, self._now_s)
-        elif begins:
+        slots = state.open(events)
+        self._entered(events, slots)
+        if begins:
             self._begin([event.graph for event in events], slots, commands)
         else:
             waiting = zip(slots, events, strict=True)
             state.line.join_all([(slot, event.graph, event.priority) for slot, event in waiting])
-        events.clear()
 
-    def _arrive(self, events: Sequence[RequestArrived], commands: list[Command]) -> list[int] | None:
-        """Let requests begin in one call if all their graphs are known; see `arrive`. Returns their slots.
-
-        Otherwise None, and nothing has changed.
-        """
+    def _entered(self, events: Sequence[RequestArrived], slots: Sequence[int]) -> None:
+        """Note that requests have their slots."""
         state = self._state
-        if self._urgency is not None or state.depths is not None:
-            return None
-        forms = state.admission.copies.forms_of(events)
-        if forms is None:
-            return None
-        ids = [event.request for event in events]
-        state.check_new(ids)
-        placed = arrive(
-            state.arena.tables, state.admission.copies.tables, np.array(ids, np.int64),
-            np.array([usual_rank(event.priority) if event.priority else 0 for event in events], np.int64),
-            np.array([form.number for form in forms], np.int64),
-        )  # fmt: skip
-        if not placed.shape[1]:
-            return None
-        slots: list[int] = placed[0].tolist()
-        state.enter(ids, slots, events)
+        if state.watched is not None:
+            state.watched.arrived(slots, events)
+        for event, slot in zip(events, slots, strict=True):
+            if self._urgency is not None:
+                self._urgency.arrived(event.request, event.graph)
+                self._urgency.more_work(slot, event.graph)
+            if self._give_up_late and event.deadline_s is not None:
+                self._deadlines.add(event.deadline_s, event.request, state.requests, len(state.requests))
+
+    def _begun(
+        self, events: Sequence[RequestArrived], forms: Sequence[GraphForm], slots: list[int], bases: Sequence[int],
+        commands: list[Command],
+    ) -> None:  # fmt: skip
+        """Note that requests have arrived and begun in a compiled call. bases: the first nodes of their graphs."""
+        state = self._state
+        for event, form, slot, base in zip(events, forms, slots, bases, strict=True):
+            state.requests[event.request] = slot
+            if event.deadline_s is not None:
+                state.times_s[slot] = event.at_s, event.deadline_s
+            commands.append(Admit(event.request, slot, 0, base, event.graph.num_nodes, form.host_tables))
+        self._entered(events, slots)
+        if state.watched is not None:
+            state.watched.begin(slots, self.now_s)
         if state.frontiers is not None and state.frontiers.kept:
-            state.frontiers.admit(np.stack((placed[1], [event.graph.num_nodes for event in events]), axis=1), ())
-        commands += [
-            Admit(event.request, slot, 0, base, event.graph.num_nodes, form.host_tables)
-            for event, slot, base, form in zip(events, slots, placed[1].tolist(), forms, strict=True)
-        ]
-        return slots
+            state.frontiers.admit(np.array([(b, e.graph.num_nodes) for b, e in zip(bases, events, strict=True)]), ())
 
     def _begin(self, graphs: Sequence[CellGraph], slots: Sequence[int], commands: list[Command]) -> None:
         if self._state.watched is not None:
-            self._state.watched.begin(slots, self._now_s)
+            self._state.watched.begin(slots, self.now_s)
         graphs, slots, too_large = fitting(self._state, graphs, slots, commands)
         for slot, reason in too_large:
             self._end(slot, FailureKind.MEMORY, reason, commands)
@@ -284,7 +329,11 @@ class Scheduler(View):
             self._end(slot, FailureKind.MEMORY, reason, commands)
         if slots:
             self._take_graphs(graphs, slots, commands)
-        self._completion.drop_handles([(slot, *nodes) for slot in slots for nodes in together[slot].dropped])
+        self._completion.drop_handles([
+            (slot, kept_base, first, count)
+            for slot, kept_base in zip(slots, self._state.kept_bases(slots), strict=True)
+            for first, count in together[slot].dropped if count
+        ])  # fmt: skip
         self._completion.drop_all([slot for slot in slots if not arena.requests[OPEN, slot]])
         self._reply_if_done(np.array(slots, np.int64), commands)
 
@@ -294,13 +343,8 @@ class Scheduler(View):
         for graph in {id(graph): graph for graph in graphs}.values():
             for run in graph.runs:
                 state.learn_form(run.type_id, len(run.sequences))
-        kept_bases = [0] * len(graphs)
-        if any(graph.first for graph in graphs):
-            if state.chunks:
-                kept_bases = [
-                    0 if (chunk := state.chunks.get(slot)) is None or chunk.stored is None else chunk.stored.extent.base
-                    for slot in slots
-                ]
+        kept_bases, is_later = state.kept_bases(slots), any(graph.first for graph in graphs)
+        if is_later:
             admitted = state.admission.admit(
                 graphs, slots, lambda i: state.known_numbers(slots[i]) if graphs[i].first else None, kept_bases
             )
@@ -309,18 +353,25 @@ class Scheduler(View):
         commands.extend(admitted.reserves)
         bases, waits = admitted.extents[BASE].tolist(), (arena.requests[OPEN, slots] > 0).tolist()
         ids = arena.requests[ID, slots].tolist()
+        if state.numbers or state.depths is not None:
+            for slot, graph in zip(slots, graphs, strict=True):
+                if slot in state.numbers:
+                    state.known_numbers(slot)
+                if state.depths is not None:
+                    state.depths.admit(slot, graph, state.known_extents(slot))
+        late = []
+        for slot, graph, kept_base in zip(slots, graphs, kept_bases, strict=True):
+            if graph.first and graph.known_fetches_earlier is not False and graph.fetches_earlier:
+                late.append((slot, graph, kept_base))
+        reads = self._completion.fetch_late(late) if late else {}
         for graph, slot, base, request, is_open, tables, kept_base in zip(
             graphs, slots, bases, ids, waits, admitted.host_tables, kept_bases, strict=True
         ):
-            if slot in state.numbers:
-                state.known_numbers(slot)
-            if state.depths is not None:
-                state.depths.admit(slot, graph, state.known_extents(slot))
             if is_open:
                 arena.held[base : base + graph.num_nodes] = 1
             commands.append(Admit(request, slot, graph.first, base, graph.num_nodes, tables, kept_base))
-            if graph.first and graph.known_fetches_earlier is not False and graph.fetches_earlier:
-                commands.extend(self._completion.fetch_late(slot, graph))
+            if slot in reads:
+                commands += reads[slot]
         keeping = [(slot, graph.kept) for slot, graph in zip(slots, graphs, strict=True) if graph.kept is not None]
         if keeping:
             self._completion.will_keep(*zip(*keeping, strict=True))
@@ -330,21 +381,75 @@ class Scheduler(View):
             state.frontiers.admit(admitted.extents[[BASE, NUM_NODES]].T, admitted.waiting_sources)
         self._completion.release(admitted.ready[0] if len(admitted.ready) == 1 else np.concatenate(admitted.ready))
 
-    def _steps_finished(self, event: StepsFinished, commands: list[Command]) -> None:
-        done = self._completion.steps_finished(event)
-        commands.extend(done.reads)
-        if event.busy_s > 0:
-            step_s = event.busy_s / done.num_steps
-            self._policy.step_finished(done.type_id, done.num_rows // done.num_steps, step_s)
+    def _turn(
+        self, commands: list[Command], finished: StepsFinished | None = None, arrivals: Sequence[RequestArrived] = (),
+        known: Known | None = None, worker: int = 0, until: int = 0, given: Slots = NO_NODES, at: int = NOWHERE,
+        by_age: bool = False, may_ask: bool = True,
+    ) -> list[int]:  # fmt: skip
+        """Call `turn`, and command what follows. finished: the steps that have run. arrivals, known: see `_known`.
+
+        For the others, and for what is returned, its counts, see `turn`.
+        """
+        state, arena = self._state, self._state.arena
+        task, first, end, stopped, answer, busy_s = NO_STEPS, 0, 0, NEVER, False, 0.0
+        if finished is not None:
+            entry, first, end = self._completion.entry_of(finished), finished.first, finished.end
+            task, busy_s, answer = entry.steps, finished.busy_s, not (finished.failed or state.chunks or state.attached)
+            stopped = NEVER if finished.stopped is None else np.array(finished.stopped, np.bool_)
+            if busy_s > 0:
+                run, step_s = entry.run, busy_s / (end - first)
+                num_rows = int(run.ends[end - 1] - (run.ends[first - 1] if first else 0))
+                self._policy.step_finished(run.type_id, num_rows // (end - first), step_s)
+                if self._urgency is not None:
+                    self._urgency.step_finished(run.type_id, step_s)
+        found, formed = turn(
+            arena.tables, self._copies.tables, task, first, end, stopped, answer, busy_s,
+            NO_ARRIVALS if known is None else known[1], worker, until, given, at, by_age,
+            may_ask,
+        )  # fmt: skip
+        counts: list[int] = found[:TURN].tolist()
+        if finished is not None:
+            self._retired(finished, entry, found, counts, answer, commands)
+        if known is not None and counts[NUM_BEGUN]:
+            num_begun, end = counts[NUM_BEGUN], len(found) - counts[NUM_TYPES]
+            places: list[int] = found[end - 2 * num_begun : end].tolist()
+            self._begun(arrivals, known[0], places[:num_begun], places[num_begun:], commands)
+        if formed[NUM_STEPS]:
+            self._batcher.formed(TaskId(self._next_task), formed, commands)
+            self._next_task += 1
             if self._urgency is not None:
-                self._urgency.step_finished(done.type_id, step_s)
-        for request, reason in done.failed:
+                self._urgency.task_submitted()
+        elif counts[NUM_TYPES]:
+            worker = int(formed[ON_WORKER])
+            try:
+                commands += self._batcher.make_room(formed)
+            except NoMemoryError as error:
+                goes_on = self._free_memory(error, commands)
+                counts[NEXT_WORKER] = worker if goes_on else self._turn(commands, worker=worker + 1)[NEXT_WORKER]
+                return counts
+            order = found[len(found) - counts[NUM_TYPES] :]
+            again = self._turn(
+                commands, None, (), None, worker, worker + 1, order, counts[AT_TYPE], counts[BY_AGE] > 0,
+                may_ask and not formed[ROWS_WANTED],
+            )  # fmt: skip
+            counts[NEXT_WORKER:] = again[NEXT_WORKER:]
+        return counts
+
+    def _retired(
+        self, event: StepsFinished, entry: TaskEntry, found: Slots, counts: list[int], answer: bool,
+        commands: list[Command],
+    ) -> None:  # fmt: skip
+        """Answer the requests that steps have finished, and end those that they failed."""
+        over, ids, failed, reads = self._completion.retired(event, entry, found, counts, answer)
+        commands += reads
+        for request, reason in failed:
             self._end_request(request, FailureKind.CELL, reason, commands)
-        if done.answered:
-            self._answered(done.over, done.ids, commands)
-        else:
-            self._reply_if_done(done.over, commands)
-        self._completion.bury()
+        if not answer:
+            self._reply_if_done(over, commands)
+        elif ids:
+            self._answered(over, ids, commands)
+        if len(self._state.dying):
+            self._completion.bury()
 
     # --- endings ---------------------------------------------------------------------------------------------
 
@@ -361,17 +466,16 @@ class Scheduler(View):
 
     def _answered(self, slots: Slots, ids: Sequence[RequestId], commands: list[Command]) -> None:
         """Reply to requests that are ended. Their numbers are given back, or they are dying."""
-        if not ids:
-            return
         state = self._state
         for request in ids:
             del state.requests[request]
         if state.observed:
+            gone = slots.tolist()
             if state.watched is not None:
-                self._policy.requests_finished(self, slots.tolist())
-            state.leave(slots.tolist())
+                self._policy.requests_finished(self, gone)
+            state.leave(gone)
         self._completion.forgotten(slots)
-        commands += [Reply(request) for request in ids]
+        commands += map(Reply, ids)
 
     def _end_request(self, request: RequestId, kind: FailureKind, reason: str, commands: list[Command]) -> None:
         slot = self._state.requests.get(request)
@@ -390,7 +494,9 @@ class Scheduler(View):
 
     def _expire(self, at_s: float, commands: list[Command]) -> None:
         """Set the time, and fail the requests whose deadlines have passed."""
-        self._now_s = at_s
+        self.now_s = at_s
+        if not self._deadlines.heap:
+            return
         for deadline_s, request in self._deadlines.passed(at_s):
             slot = self._state.requests.get(request)
             if slot is not None:
@@ -399,30 +505,41 @@ class Scheduler(View):
 
     # --- scheduling ------------------------------------------------------------------------------------------
 
-    def _schedule(self, commands: list[Command]) -> None:
+    def _schedule(
+        self, commands: list[Command], finished: StepsFinished | None, arrivals: Sequence[RequestArrived],
+        known: Known | None,
+    ) -> None:  # fmt: skip
         """Call Schedule (Algorithm 1) for every worker that is idle or nearly idle, until no node is ready.
 
-        The scheduler does not run ahead of a worker while values of its steps decide which nodes come next: the
-        requests of these steps would miss the next batch, and two groups of requests would alternate for ever in small
-        batches.
+        In the same call steps are retired and requests begin, if there are some. Before each task policies are asked
+        who begins, if somebody waits, and how they rank the types, if they say more than their `order`.
         """
-        for number in range(self._state.num_workers):
-            worker = WorkerId(number)
-            while self._may_submit(worker):
-                began = self._admit(commands)
-                try:
-                    submitted = self._submit_task(worker, commands)
-                except NoMemoryError as error:
-                    if self._free_memory(error, commands):
-                        continue
-                    break
-                if submitted or began:  # a request may begin with nothing to compute
-                    continue
-                if not self._begin_for_idle(worker, commands):
-                    break
+        state, policy = self._state, self._policy
+        asks = self._asks
+        frontiers = state.frontiers if policy.order == READY_SHARE and not asks else None
+        at_once = not (asks or frontiers is not None or len(state.line))
+        counts = self._turn(commands, finished, arrivals, known, 0, self._num_workers if at_once else 0)
+        if arrivals and not counts[NUM_BEGUN]:
+            self._arrived(arrivals, None, commands)
+            counts = self._turn(commands)
+        while (worker := WorkerId(counts[NEXT_WORKER])) != NOWHERE:
+            began = len(state.line) > 0 and self._admit(commands)
+            if frontiers is not None and not frontiers.kept and len(self.ready) > 1:
+                frontiers.keep()
+            given, num_tasks = NO_NODES, self._next_task
+            if asks:
+                given = np.array(policy.rank(self), np.int64)
+            if asks and not len(given):
+                counts = self._turn(commands, worker=worker + 1)
+            else:
+                counts = self._turn(commands, worker=worker, until=worker + 1, given=given)
+            if counts[NUM_TYPES] or self._next_task > num_tasks:  # there was no memory, or there was work
+                continue
+            if began or (self._num_workers > 1 and self._begin_for_idle(worker, commands)):
+                counts[NEXT_WORKER] = worker  # a request may begin with nothing to compute
 
     def _free_memory(self, error: NoMemoryError, commands: list[Command]) -> bool:
-        """End the request that has most of what there is no more memory for. Returns whether to look for tasks again.
+        """End the request that has most of what there is no more memory for. Returns whether to look for a task again.
 
         Otherwise its rows come back when the steps that run now have finished.
         """
@@ -433,13 +550,10 @@ class Scheduler(View):
 
     def _admit(self, commands: list[Command]) -> bool:
         """Let the policy decide which waiting requests begin; return whether one begins."""
-        line = self._state.line
-        if not len(line):
-            return False
-        admission = self._policy.admit(self)
+        line, admission = self._state.line, self._policy.admit(self)
         for slot in admission.refuse:
             deadline_s = self._state.deadline_s(slot)
-            due = "" if deadline_s is None else f" in {deadline_s - self._now_s:.3f} s"
+            due = "" if deadline_s is None else f" in {deadline_s - self.now_s:.3f} s"
             self._end(slot, FailureKind.REFUSED, f"refused: its deadline{due} cannot be met", commands)
         begin = admission.begin if len(admission.begin) or len(self.requests.in_flight) else line.first(1).tolist()
         return self._begin_waiting(begin, commands)
@@ -450,7 +564,7 @@ class Scheduler(View):
         Returns whether it does.
         """
         state = self._state
-        idle = state.num_workers > 1 and state.arena.workers[STEPS_ON, worker] == 0
+        idle = state.arena.workers[STEPS_ON, worker] == 0
         wanted = idle and self._policy.fills_workers
         return wanted and self._begin_waiting(state.line.first(1).tolist(), commands)
 
@@ -462,30 +576,3 @@ class Scheduler(View):
         self._begin(state.line.begin(begin), begin, commands)
         self._extended([event for slot in begin for event in state.early.pop(slot, ())], commands)
         return True
-
-    def _may_submit(self, worker: WorkerId) -> bool:
-        workers = self._state.arena.workers
-        is_idle = not workers[STEPS_ON, worker]
-        if is_idle or not self._run_ahead or workers[STEERING_ON, worker]:
-            return is_idle
-        counted = TASKS_ON if self._policy.budget_s < math.inf else STEPS_ON
-        return bool(workers[counted, worker] <= self._run_ahead)
-
-    def _submit_task(self, worker: WorkerId, commands: list[Command]) -> bool:
-        ranked = self._policy.rank(self)
-        urgent, by_age = (ranked, False) if self._urgency is None else self._urgency.order(ranked, worker)
-        for type_id in self._ageing.order(urgent):
-            formed = self._batcher.form_task(TaskId(self._next_task), type_id, worker, by_age=by_age)
-            if formed is None:
-                continue
-            self._ageing.ran(type_id, ranked)
-            if self._urgency is not None:
-                self._urgency.task_submitted()
-            self._next_task += 1
-            self._state.tasks[formed.run.task] = formed.entry
-            commands.extend(formed.reserves)
-            commands.append(formed.run)
-            if self._take_turns:
-                self._just_run = type_id
-            return True
-        return False

@@ -14,41 +14,44 @@ Key = TypeVar("Key", bound=int)
 
 @final
 class Deadlines(Generic[Key]):
-    """A heap of deadlines. Deadlines of requests that have ended stay in it until they come up or are cleaned out."""
+    """A heap of deadlines. Deadlines of requests that have ended stay in it until they come up or are cleaned out.
 
-    __slots__ = ("_heap",)
+    heap: to see whether there are any.
+    """
+
+    __slots__ = ("heap",)
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, Key]] = []
+        self.heap: list[tuple[float, Key]] = []
 
     @property
     def next_s(self) -> float | None:
         """The earliest deadline, perhaps of a request that has ended; None if there is none."""
-        return self._heap[0][0] if self._heap else None
+        return self.heap[0][0] if self.heap else None
 
     def next_of(self, living: Container[Key]) -> float | None:
         """Return the earliest deadline of a request in `living`; None if there is none. Forgets those before it."""
-        while self._heap and self._heap[0][1] not in living:
-            heapq.heappop(self._heap)
+        while self.heap and self.heap[0][1] not in living:
+            heapq.heappop(self.heap)
         return self.next_s
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self.heap)
 
     def __iter__(self) -> Iterator[Key]:
-        return (request for _, request in self._heap)
+        return (request for _, request in self.heap)
 
     def add(self, deadline_s: float, request: Key, living: Container[Key], num_living: int) -> None:
         """Add a deadline. living: requests that have not ended, num_living of them.
 
         Now and then, most deadlines of other requests are forgotten, so that the heap stays small.
         """
-        heapq.heappush(self._heap, (deadline_s, request))
-        if len(self._heap) > 2 * num_living + 1024:
-            self._heap = [entry for entry in self._heap if entry[1] in living]
-            heapq.heapify(self._heap)
+        heapq.heappush(self.heap, (deadline_s, request))
+        if len(self.heap) > 2 * num_living + 1024:
+            self.heap = [entry for entry in self.heap if entry[1] in living]
+            heapq.heapify(self.heap)
 
     def passed(self, now_s: float) -> Iterator[tuple[float, Key]]:
         """Remove and yield the deadlines up to now, the earliest first."""
-        while self._heap and self._heap[0][0] <= now_s:
-            yield heapq.heappop(self._heap)
+        while self.heap and self.heap[0][0] <= now_s:
+            yield heapq.heappop(self.heap)

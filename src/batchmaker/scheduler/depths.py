@@ -15,7 +15,7 @@ from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.depth import depths_of
 from batchmaker.scheduler.arena import Arena
-from batchmaker.scheduler.layout import NODE_MASK
+from batchmaker.scheduler.layout import LEFT_DEPTHS, MINI_BATCH_DEPTHS, NODE_MASK
 from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.queues import Keys
 
@@ -26,27 +26,34 @@ Nodes = NDArray[np.int64]
 class Depths:
     """Depths by node, and counts and sums of depths by cell type and by request.
 
-    - left: [2, types] for the requests in flight: how many nodes are not submitted, and the sum of their depths.
+    - mini_batch: [2, types] how many nodes the mini-batch has, run or not, and the sum of their depths.
+    - left: [2, types] the same of the nodes in flight that are not submitted.
     - left_of_slot: [2, types, slots] the same for each request.
 
-    The depth of each node in flight (see `depths_of`) is in the arena's `depth_of`.
+    The depth of each node in flight (see `depths_of`) is in the arena's `depth_of`; the first two are in its `types`.
 
     A mini-batch is the requests that are in flight between two moments at which none is in flight.
     """
 
-    __slots__ = ("_all", "_arena", "_members", "left", "left_of_slot")
+    __slots__ = ("_arena", "_members", "left_of_slot")
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         arena.fit_depths()
-        self._all = np.zeros((2, 0), np.int64)  # as `left`, for all nodes of the mini-batch, run or not
-        self.left = np.zeros((2, 0), np.int64)
         self.left_of_slot = np.zeros((2, 0, 64), np.int64)
         self._members: set[int] = set()
 
+    @property
+    def mini_batch(self) -> Nodes:
+        return self._arena.types[MINI_BATCH_DEPTHS : MINI_BATCH_DEPTHS + 2]
+
+    @property
+    def left(self) -> Nodes:
+        return self._arena.types[LEFT_DEPTHS : LEFT_DEPTHS + 2]
+
     def mean(self, type_id: int) -> float:
         """Return the mean depth of all nodes of a type in the mini-batch, run or not; 0 if it has none."""
-        count, total = self._all[:, type_id].tolist()
+        count, total = self.mini_batch[:, type_id].tolist()
         return total / count if count else 0.0
 
     def mean_left(self, type_id: int) -> float:
@@ -60,8 +67,6 @@ class Depths:
 
     def add_type(self) -> None:
         """Add a cell type."""
-        self._all = np.concatenate((self._all, np.zeros((2, 1), np.int64)), axis=1)
-        self.left = np.concatenate((self.left, np.zeros((2, 1), np.int64)), axis=1)
         column = np.zeros((2, 1, self.left_of_slot.shape[2]), np.int64)
         self.left_of_slot = np.concatenate((self.left_of_slot, column), axis=1)
 
@@ -76,9 +81,9 @@ class Depths:
         depth = depths_of(graph, np.concatenate(before) if before else np.empty(0, np.int64))
         of[own.base : own.base + own.num_nodes] = depth
         if not self._members:
-            self._all[:] = 0
+            self.mini_batch[:] = 0
         self._members.add(slot)
-        added = np.zeros_like(self._all)
+        added = np.zeros((2, self._arena.types.shape[1]), np.int64)
         for run in graph.runs:
             steps = depth[run.first - graph.first : run.first - graph.first + run.length]
             added[:, run.type_id] += (run.length, steps.sum())
@@ -86,8 +91,8 @@ class Depths:
             nodes = depth[block.first - graph.first : block.first - graph.first + block.count]
             np.add.at(added[0], block.types, 1)
             np.add.at(added[1], block.types, nodes)
-        self._all += added
-        self.left += added
+        self.mini_batch[:] += added
+        self.left[:] += added
         self.left_of_slot[:, :, slot] += added
 
     def rest(self, nodes: Nodes) -> None:
@@ -110,7 +115,7 @@ class Depths:
         """Note that a request has ended: its other nodes will not be submitted."""
         if slot in self._members:
             self._members.discard(slot)
-            self.left -= self.left_of_slot[:, :, slot]
+            self.left[:] -= self.left_of_slot[:, :, slot]
             self.left_of_slot[:, :, slot] = 0
 
 

@@ -53,9 +53,9 @@ class RequestArrived:
     sequence: SequenceId | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GraphExtended:
-    """A waiting unfold function has continued and has added this graph.
+    """A waiting unfold function has continued and has added this graph. (Not frozen, as RequestArrived.)
 
     - open: the function waits again.
     - dropped: (first local node, count) of the handles that the function has dropped since the last event.

@@ -5,7 +5,7 @@ the lane tables. So a batch whose members do not change copies nothing. If a cha
 moves into its lane. A chain that joins takes the next free lane.
 
 A step takes the first ready nodes in order. It is noted as if it had run, so the next step can take the successors: the
-tasks of one worker run in order (ahead-of-time scheduling; BatchMaker section 4.3). `Batcher` calls `find_steps`.
+tasks of one worker run in order (ahead-of-time scheduling; BatchMaker section 4.3). `form` calls `find_steps`.
 
 nodes, subgraphs, source, source_table and consumer are the tables of the arena; the loops change them. at, moves, kept,
 marks, done, ends and flags are arrays of `Steps` (see there).

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from batchmaker.graph import wait_counts
 from batchmaker.scheduler.arena import Arena
+from batchmaker.scheduler.layout import INDEPENDENT
 
 Nodes = NDArray[np.int64]
 NONE: Nodes = np.empty(0, np.int64)
@@ -48,7 +49,7 @@ class Frontiers:
 
     - look: returns what is in flight.
     - kept: whether the counts are kept now.
-    - counts: [types].
+    - counts: [types], in the arena's `types`.
     - left: [nodes] True for the last node of each unit that is not completely submitted.
     """
 
@@ -61,7 +62,6 @@ class Frontiers:
         "_look",
         "_num_left",
         "_stack",
-        "counts",
         "kept",
         "left",
     )
@@ -70,7 +70,6 @@ class Frontiers:
         self._arena = arena
         self._look = look
         self.kept = False
-        self.counts: Nodes = np.zeros(0, np.int64)
         self.left = np.zeros(0, np.bool_)
         self._num_left = 0
         self._blocks = np.zeros((0, 0), np.int32)
@@ -81,15 +80,20 @@ class Frontiers:
 
     def independent(self, type_id: int) -> int:
         """Return how many unsubmitted nodes of a type have no unsubmitted ancestor of this type."""
+        self.keep()
+        return int(self.counts[type_id])
+
+    def keep(self) -> None:
+        """Keep the counts from now on, until no unit is left."""
         if not self.kept:
             self.kept = True
             found = self._look()
             self._enter(found.spans, found.late_edges, found.on_workers, counted=False)
-        return int(self.counts[type_id])
 
-    def add_type(self) -> None:
-        """Add a cell type."""
-        self.counts = np.append(self.counts, 0)
+    @property
+    def counts(self) -> Nodes:
+        counts: Nodes = self._arena.types[INDEPENDENT]
+        return counts
 
     def admit(self, spans: Nodes, late_edges: Sequence[tuple[int, int]]) -> None:
         """Note that requests have got these nodes. spans, late_edges: those that lead to them (see FrontierCounts)."""

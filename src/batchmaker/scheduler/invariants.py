@@ -120,11 +120,12 @@ def _check_workers(state: SchedulerState) -> None:
     in_flight: dict[int, int] = {}
     pins: dict[int, int] = {}
     for task in state.tasks.values():
-        steps[task.worker] += task.num_steps - task.num_finished
-        running[task.type_id] += task.num_steps - task.num_finished
+        worker, num_left = task.run.worker, task.run.num_steps - task.num_finished
+        steps[worker] += num_left
+        running[task.run.type_id] += num_left
         for subgraph in arena.subgraph[task.unfinished].tolist():
             in_flight[subgraph] = in_flight.get(subgraph, 0) + 1
-            _require(pins.setdefault(subgraph, task.worker) == task.worker, "a subgraph runs on two workers")
+            _require(pins.setdefault(subgraph, worker) == worker, "a subgraph runs on two workers")
     noted = arena.workers[STEPS_ON].tolist()
     _require(steps == noted, f"workers hold {steps} steps, the state says {noted}")
     _require(running == arena.types[NUM_RUNNING].tolist(), "running steps per type are miscounted")

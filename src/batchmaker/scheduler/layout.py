@@ -70,8 +70,9 @@ or the next free one."""
 
 (
     MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_SEQUENCE, NUM_OUTPUTS, POOL, NUM_PORTS, NUM_RUNNING, NUM_PASSED, PLACES,
-    QUEUE_BEGIN, QUEUE_END, HEAD_OF_QUEUE, TAIL_OF_QUEUE, TYPE_FIELDS,
-) = range(15)  # fmt: skip
+    QUEUE_BEGIN, QUEUE_END, HEAD_OF_QUEUE, TAIL_OF_QUEUE, PRIORITY, JUST_RAN, PASSED_OVER, INDEPENDENT,
+    MINI_BATCH_DEPTHS, LEFT_DEPTHS, TYPE_FIELDS,
+) = (*range(19), 20, 22)  # fmt: skip
 """
 - MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_OUTPUTS: of the cell. NUM_SEQUENCE: how many inputs a run takes anew at each
   step, the others being its state; NOWHERE until the type is used in a run.
@@ -79,15 +80,19 @@ or the next free one."""
 - NUM_RUNNING: its steps on workers. NUM_PASSED: batches in a row of another depth than the first node in the queue.
 - PLACES: single nodes and runs in flight, which is the most that can be ready at once.
 - QUEUE_BEGIN, QUEUE_END: its part of `State.queue`. HEAD_OF_QUEUE, TAIL_OF_QUEUE: where its ready nodes are in it.
+- PRIORITY: of the cell. JUST_RAN: 1 if it counts as running because it ran last (see Scheduler, `take_turns`).
+- PASSED_OVER: see `overdue_first`. INDEPENDENT: see `Frontiers`.
+- MINI_BATCH_DEPTHS, LEFT_DEPTHS: two rows each, a number of nodes and the sum of their depths; see `Depths`.
 """
 
 ROWS_BEGIN, NUM_FREE, NUM_ROWS, FIRST_TABLE, END_TABLE, POOL_FIELDS = range(6)
 """ROWS_BEGIN: the pool's part of `State.free_rows`, NUM_ROWS long. NUM_FREE: free rows, at its beginning; rows are
 taken from the end of these. FIRST_TABLE, END_TABLE: the pool's tables, one per output."""
 
-STEPS_ON, STEERING_ON, TASKS_ON, WORKER_FIELDS = range(4)
+STEPS_ON, STEERING_ON, TASKS_ON, TYPES_PASSED, WORKER_FIELDS = range(5)
 """STEPS_ON: steps that are submitted and not finished. STEERING_ON: those whose values decide which nodes come next.
-TASKS_ON: tasks that are submitted and not finished."""
+TASKS_ON: tasks that are submitted and not finished. TYPES_PASSED: tasks since the oldest node's type had its turn in
+which a higher priority went first (see `Urgency`)."""
 
 LANES_BEGIN, NUM_LANES, NUM_RESERVED, TURNS_PASSED, LANE_FIELDS = range(5)
 """Of a worker and a cell type. LANES_BEGIN, NUM_LANES: its part of `State.occupant`. NUM_RESERVED: rows of the lane
@@ -99,9 +104,10 @@ NODES, SUBGRAPHS, EDGES, SLOTS, EXTENTS = map(number, range(5))
 KINDS: Final = 5
 """Kinds of numbers that are given out in extents."""
 USED: Final = KINDS
-NEXT_SEQUENCE, NUM_RANKED, COUNTS = 2 * KINDS, 2 * KINDS + 1, 2 * KINDS + 2
+NEXT_SEQUENCE, NUM_RANKED, GAVE_WAY, COUNTS = range(2 * KINDS, 2 * KINDS + 4)
 """State.counts: for each kind one past the highest number given out, and from USED on how many are in use; then the
-next place in the queues for a released subgraph, and how many requests have a rank other than 0."""
+next place in the queues for a released subgraph; how many requests have a rank other than 0; and 1 if the last task was
+a full batch of others than the cohort (see `Urgency`)."""
 SIZE_CLASSES: Final = 9 + 4 * 48
 
 # --- ready nodes ------------------------------------------------------------------------------------------------------
@@ -117,9 +123,10 @@ KEY, KEY_RANK, QUEUE_FIELDS = range(3)
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 (
-    PLAN_ROWS, OWN_TYPE_FOLLOWS, LOOPS_AHEAD, SHARE_WORKERS, MAX_STEPS, WEIGHS_TASKS, PATIENCE, AGED_EVERY, RULES,
-) = range(9)  # fmt: skip
-"""State.rules: how tasks are formed.
+    PLAN_ROWS, OWN_TYPE_FOLLOWS, LOOPS_AHEAD, SHARE_WORKERS, MAX_STEPS, WEIGHS_TASKS, PATIENCE, AGED_EVERY,
+    RUN_AHEAD, COUNTS_TASKS, TAKES_TURNS, ORDER, TYPE_PATIENCE, URGENT_FIRST, RULES,
+) = range(15)  # fmt: skip
+"""State.rules: who gets tasks, of which type, and how they are formed.
 
 - PLAN_ROWS, OWN_TYPE_FOLLOWS, LOOPS_AHEAD: 1 or 0; see Scheduler and SchedulerState.
 - SHARE_WORKERS: 1 if there are several workers, so that nodes may be pinned to another one.

@@ -224,6 +224,16 @@ class LocalNumbers:
         located: Ids = local + self._shifts[place]
         return located
 
+    def locals_of(self, nodes: Ids) -> Ids:
+        """Return the local numbers of nodes, the inverse of `of`."""
+        shifts = self._shifts[: self._count]
+        starts = self._starts[: self._count]
+        possible = nodes[:, None] - shifts  # [nodes, extents]
+        ends = np.append(starts[1:], np.iinfo(np.int64).max)
+        place = ((possible >= starts) & (possible < ends)).argmax(axis=1)
+        located: Ids = possible[np.arange(len(nodes)), place]
+        return located
+
 
 class Locator:
     """Turns the local numbers of several graphs into node numbers.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled_within
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.layout import NUM_RANKED, RANK
 
@@ -14,6 +14,7 @@ HURRIED: Final = 2
 _ALL_MARKS: Final = 4
 
 
+@compiled_within
 def as_member(rank: int) -> int:
     """Return the rank that a request of this rank has with the mark MEMBER."""
     return ((rank + MEMBER) | MEMBER) - MEMBER
@@ -24,7 +25,7 @@ def usual_rank(priority: int) -> int:
     return _ALL_MARKS * priority
 
 
-@compiled
+@compiled_within
 def priority_of(rank: int) -> int:
     """Return the priority of requests of this rank, whatever their marks."""
     return (rank + MEMBER) // _ALL_MARKS

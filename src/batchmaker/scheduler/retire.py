@@ -35,6 +35,8 @@ from batchmaker.scheduler.steps import (
     MAY_STOP,
     NUM_ENDS,
     NUM_STEPS,
+    OF_TYPE,
+    ON_WORKER,
     PART_AT,
     PART_DONE,
     PART_ENDS,
@@ -80,8 +82,7 @@ def _put(result: Ids, at: int, values: Ids) -> int:
 
 @compiled
 def retire(
-    addresses: Ids, type_id: int, worker: int, task: Ids, first: int, end: int, stopped: Flags, answer: bool,
-    busy_s: float,
+    addresses: Ids, task: Ids, first: int, end: int, stopped: Flags, answer: bool, busy_s: float
 ) -> Ids:  # fmt: skip
     """Update the tables after steps `first` to before `end` of a task have run.
 
@@ -94,7 +95,7 @@ def retire(
     nodes, subgraphs, types, queue, requests, counts = (
         state.nodes, state.subgraphs, state.types, state.queue, state.requests, state.counts,
     )  # fmt: skip
-    ends = part_of(task, PART_ENDS, DONE)
+    type_id, worker, ends = task[OF_TYPE], task[ON_WORKER], part_of(task, PART_ENDS, DONE)
     begins, until = np.zeros(NUM_ENDS, np.int64), np.zeros(NUM_ENDS, np.int64)
     for what in range(NUM_ENDS):
         upto = part_of(task, PART_ENDS, what)

@@ -24,7 +24,7 @@ from batchmaker.scheduler.admission import GraphAdmission
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.commands import Grow, RunTask, always
 from batchmaker.scheduler.depths import Depths
-from batchmaker.scheduler.events import GraphExtended, RequestArrived, RequestId, SequenceId, TaskId, WorkerId
+from batchmaker.scheduler.events import GraphExtended, RequestArrived, RequestId, SequenceId, TaskId
 from batchmaker.scheduler.frontiers import FrontierCounts, Frontiers
 from batchmaker.scheduler.layout import (
     ALIVE,
@@ -100,10 +100,7 @@ class Attached:
 class TaskEntry:
     """One task on a worker. steps: see `packed`. num_finished: number of finished steps."""
 
-    worker: WorkerId
-    type_id: TypeId
     steps: Nodes
-    num_steps: int
     run: RunTask
     num_finished: int = 0
 
@@ -218,7 +215,8 @@ class SchedulerState:
                 given_back.append(chunk.stored)
             for known in (self.times_s, self.early, self.attached, self.numbers):
                 known.pop(slot, None)
-        self.store.give_back(given_back)
+        if given_back:
+            self.store.give_back(given_back)
 
     @property
     def slots(self) -> list[int]:
@@ -254,6 +252,15 @@ class SchedulerState:
         stored = [] if chunk is None or chunk.stored is None else [chunk.stored.extent]
         return stored + self.own_extents(slot)
 
+    def kept_bases(self, slots: Sequence[int]) -> list[int]:
+        """Return the first of the stored nodes of each request's sequence; 0 if it has none."""
+        found = [0] * len(slots)
+        for i, slot in enumerate(slots) if self.chunks else ():
+            chunk = self.chunks.get(slot)
+            if chunk is not None and chunk.stored is not None:
+                found[i] = chunk.stored.extent.base
+        return found
+
     def known_numbers(self, slot: int) -> LocalNumbers | None:
         """Return the map from local numbers to node numbers for these nodes, or None if there are none yet."""
         extents = self.known_extents(slot)
@@ -277,7 +284,7 @@ class SchedulerState:
         """Add a cell type, also to what policies read."""
         pool = self.admission.add_type(cell)
         self.types.append(TypeEntry(cell, pool))
-        for kept in (self.watched, self.depths, self.frontiers):
+        for kept in (self.watched, self.depths):
             if kept is not None:
                 kept.add_type()
 
@@ -290,8 +297,6 @@ class SchedulerState:
         if entry.num_sequence_inputs is None:
             entry.num_sequence_inputs = num_sequence_inputs
             self.arena.types[NUM_SEQUENCE, type_id] = num_sequence_inputs
-            for worker in range(self.num_workers):
-                self.arena.grow_lanes(worker, type_id, 0)
         elif entry.num_sequence_inputs != num_sequence_inputs:
             raise InvariantError(f"chains of cell {entry.cell.name!r} take different numbers of inputs per step")
 
@@ -363,7 +368,7 @@ class SchedulerState:
 
     def submitted(self, type_id: TypeId, nodes: Nodes) -> None:
         """Note that these nodes of one type are on a worker. Called only if `observed`."""
-        if self.frontiers is not None:
+        if self.frontiers is not None and self.frontiers.kept:
             self.frontiers.submitted(type_id, nodes)
         if self.watched is not None and self.watched.counts:
             self.watched.submitted(self.arena.request[nodes], type_id)

@@ -1,6 +1,6 @@
 """The steps of one task as arrays, and the limits and places with which `find_steps` forms them.
 
-`Batcher` calls `find_steps` and makes a RunTask of the result. Numba takes only NamedTuples, so these are no
+`form` calls `find_steps`, and `Batcher` makes a RunTask of the result. Numba takes only NamedTuples, so these are no
 dataclasses.
 """
 
@@ -116,7 +116,9 @@ class Steps(NamedTuple):
 
 
 # A task as one array: some numbers, where each part begins with its rows and columns, and the parts.
-NUM_STEPS, LANES_WANTED, ROWS_WANTED, ROWS_NEEDED, LARGEST, ALL_MARKS, ALL_FLAGS, FIRST_PART = range(8)
+(
+    NUM_STEPS, LANES_WANTED, ROWS_WANTED, ROWS_NEEDED, LARGEST, ALL_MARKS, ALL_FLAGS, OF_TYPE, ON_WORKER, FIRST_PART,
+) = range(10)  # fmt: skip
 (
     PART_ENDS, PART_FLAGS, PART_AT, PART_DONE, PART_ENTERING, PART_LEFT, PART_MOVES, PART_KEPT, PART_MARKS, PARTS,
 ) = map(number, range(10))  # fmt: skip
@@ -148,7 +150,7 @@ def _add_row(task: Ids, part: int, values: Ids, end: int) -> int:
 
 
 @compiled_within
-def packed(steps: Steps) -> Ids:
+def packed(steps: Steps, type_id: int, worker: int) -> Ids:
     """Return all that is known of a task but for `ready` as one array, which crosses to Python in less time."""
     rows, num_moves = steps.at.shape[0], steps.moves.shape[1]
     num_kept, num_left = steps.kept.shape[1], steps.left.shape[1]
@@ -157,7 +159,7 @@ def packed(steps: Steps) -> Ids:
     task = np.empty(size, np.int64)
     task[NUM_STEPS], task[LANES_WANTED], task[LARGEST] = steps.num_steps, steps.lanes_wanted, steps.largest
     task[ROWS_WANTED], task[ROWS_NEEDED], task[ALL_MARKS] = steps.rows_wanted, steps.rows_needed, steps.all_marks
-    task[ALL_FLAGS] = 0
+    task[ALL_FLAGS], task[OF_TYPE], task[ON_WORKER] = 0, type_id, worker
     for flag in range(NUM_FLAGS):
         for step in range(steps.num_steps):
             task[ALL_FLAGS] |= steps.flags[flag, step] << flag
@@ -170,6 +172,14 @@ def packed(steps: Steps) -> Ids:
     end = _add(task, PART_MOVES, steps.moves, end)
     end = _add(task, PART_KEPT, steps.kept, end)
     _add_row(task, PART_MARKS, steps.marks, end)
+    return task
+
+
+@compiled_within
+def without_steps(type_id: int, worker: int, lanes_wanted: int) -> Ids:
+    """Return a task that has no steps."""
+    task = np.zeros(HEADER, np.int64)
+    task[OF_TYPE], task[ON_WORKER], task[LANES_WANTED] = type_id, worker, lanes_wanted
     return task
 
 

@@ -6,17 +6,15 @@ The scheduler core uses it for policies with `urgent_first`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, final
 
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import TypeId
 from batchmaker.graph.work import work_of
-from batchmaker.policies.ageing import AgeTurns
 from batchmaker.scheduler.deadlines import Deadlines
-from batchmaker.scheduler.events import RequestId, WorkerId
-from batchmaker.scheduler.priorities import HURRIED, MEMBER, as_member, priority_of
-from batchmaker.scheduler.queues import ages_and_ranks
+from batchmaker.scheduler.events import RequestId
+from batchmaker.scheduler.priorities import HURRIED, MEMBER
 from batchmaker.scheduler.state import SchedulerState
 
 HURRY: Final = 2.0
@@ -34,7 +32,7 @@ _WEIGHT: Final = 0.1  # of the newest step in the mean time of its type, and of 
 
 @final
 class Urgency:
-    """Puts the types with a ready node of the most urgent request first, and these nodes first in their queues.
+    """Marks the most urgent requests: their ready nodes go first in their queues, and the types of these (`choose`).
 
     Urgency is compared in this order: higher priority; short of time; member of the cohort. Of the tasks of a worker
     in which a higher priority goes first while a lower one waits, one of `state.aged_every` is of the type with the
@@ -55,13 +53,11 @@ class Urgency:
     """
 
     __slots__ = (
-        "_cohort", "_gave_way", "_later", "_log_size", "_num_tasks", "_over", "_short", "_state", "_step_s",
-        "_turns",
+        "_cohort", "_later", "_log_size", "_num_tasks", "_over", "_short", "_state", "_step_s",
     )  # fmt: skip
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._turns = [AgeTurns(state.aged_every) for _ in range(state.num_workers)]
         self._short: Deadlines[RequestId] = Deadlines()  # the time from which each is short of time
         self._over: Deadlines[RequestId] = Deadlines()  # the deadline of each
         self._step_s: dict[int, float] = {}
@@ -69,7 +65,6 @@ class Urgency:
         self._later: list[RequestId] = []  # the next cohort
         self._log_size: float | None = None
         self._num_tasks = 0  # since the cohort began
-        self._gave_way = False  # the last task was a full batch of other requests
 
     def arrived(self, request: RequestId, graph: CellGraph) -> None:
         """Note that a request has arrived. If a cohort is in flight, the request is not a member of it."""
@@ -132,28 +127,3 @@ class Urgency:
         while self._cohort and self._cohort[-1] not in living:
             self._cohort.pop()
         return len(self._cohort) > 0
-
-    def order(self, ranked: Sequence[TypeId], worker: WorkerId) -> tuple[Sequence[TypeId], bool]:
-        """Return the policy's order, with the types of the most urgent requests first, and whether it is by age.
-
-        By age: the types whose first nodes have been ready longest go first. Otherwise a full batch ranks as if it were
-        the cohort's, since it would take as long later. This is not done twice in a row, so the cohort has at least
-        every second task.
-        """
-        if len(ranked) < 2 or not self._state.priorities.differ:
-            return ranked, False
-        arena, turns = self._state.arena, self._turns[worker]
-        found = {type_id: ages_and_ranks(arena.types, arena.queue, type_id) for type_id in ranked}
-        if turns.is_due:
-            turns.had_turn()
-            return sorted(ranked, key=lambda type_id: found[type_id][0]), True
-        highest = {type_id: most for type_id, (_, most, _) in found.items()}
-        if priority_of(min(least for _, _, least in found.values())) < priority_of(max(highest.values())):
-            turns.passed_over()
-        ranks = highest if self._gave_way else {t: as_member(r) if self._is_full(t) else r for t, r in highest.items()}
-        ordered = sorted(ranked, key=lambda type_id: -ranks[type_id])
-        self._gave_way = ranks[ordered[0]] > highest[ordered[0]]
-        return ordered, False
-
-    def _is_full(self, type_id: TypeId) -> bool:
-        return self._state.arena.num_ready(type_id) >= self._state.types[type_id].cell.max_batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,31 +17,42 @@ from batchmaker.scheduler.depths import Depths
 from batchmaker.scheduler.events import RequestId
 from batchmaker.scheduler.frontiers import Frontiers
 from batchmaker.scheduler.invariants import check_state
-from batchmaker.scheduler.layout import NUM_FREE, NUM_ROWS, NUM_RUNNING, SLOTS
+from batchmaker.scheduler.layout import JUST_RAN, NUM_FREE, NUM_ROWS, NUM_RUNNING, SLOTS
 from batchmaker.scheduler.queues import ready_types
 from batchmaker.scheduler.state import SchedulerState
 
-Kept = TypeVar("Kept")
+_FLAGS: Final = {
+    "kinds": "watches_requests", "requests": "watches_requests", "depths": "needs_depth", "frontiers": "needs_frontiers"
+}  # fmt: skip
+"""What is kept only for policies that declare that they read it."""
 
 
 class View:
-    """Implements ReadyView. The Scheduler inherits from it and sets `_now_s` and `_just_run`."""
+    """Implements ReadyView. The Scheduler inherits from it and sets `now_s`."""
+
+    kinds: RequestKinds
+    depths: Depths
+    frontiers: Frontiers
 
     def __init__(self, policy: CellPolicy, state: SchedulerState) -> None:
         self._policy = policy
         self._state = state
-        self._cells: list[CellType] = []
-        self._just_run: TypeId | None = None
-        self._now_s = 0.0
+        self.cells: list[CellType] = []
+        self.now_s = 0.0
         self._deadlines: Deadlines[RequestId] = Deadlines()
+        kept = (
+            ("kinds", None if state.watched is None else state.watched.kinds), ("depths", state.depths),
+            ("frontiers", state.frontiers),
+        )  # fmt: skip
+        for what, found in kept:
+            if found is not None:
+                setattr(self, what, found)
 
-    @property
-    def now_s(self) -> float:
-        return self._now_s
-
-    @property
-    def cells(self) -> Sequence[CellType]:
-        return self._cells
+    def __getattr__(self, what: str) -> NoReturn:
+        flag = _FLAGS.get(what)
+        if flag is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {what!r}")
+        raise InvariantError(f"policy {self._policy.name!r} reads {what} and does not declare {flag}")
 
     @property
     def ready(self) -> Sequence[TypeId]:
@@ -71,7 +82,7 @@ class View:
         check_state(self._state)
 
     def num_running(self, type_id: TypeId) -> int:
-        return int(self._state.arena.types[NUM_RUNNING, type_id]) + (type_id == self._just_run)
+        return int(self._state.arena.types[[NUM_RUNNING, JUST_RAN], type_id].sum())
 
     @property
     def num_waiting(self) -> int:
@@ -81,20 +92,9 @@ class View:
         return self._state.line.first(limit)
 
     @property
-    def kinds(self) -> RequestKinds:
-        return self._kept(self._state.watched, "kinds", "watches_requests").kinds
-
-    @property
     def requests(self) -> RequestTable:
-        return self._kept(self._state.watched, "requests", "watches_requests").table
-
-    @property
-    def depths(self) -> Depths:
-        return self._kept(self._state.depths, "depths", "needs_depth")
-
-    @property
-    def frontiers(self) -> Frontiers:
-        return self._kept(self._state.frontiers, "frontiers", "needs_frontiers")
+        watched = self._state.watched
+        return self.__getattr__("requests") if watched is None else watched.table
 
     @property
     def num_requests(self) -> int:
@@ -111,8 +111,3 @@ class View:
         """Rows of state tables in use, without lanes."""
         pools = self._state.arena.pools
         return int((pools[NUM_ROWS] - pools[NUM_FREE]).sum())
-
-    def _kept(self, kept: Kept | None, what: str, flag: str) -> Kept:
-        if kept is None:
-            raise InvariantError(f"policy {self._policy.name!r} reads {what} and does not declare {flag}")
-        return kept

@@ -32,9 +32,8 @@ from batchmaker.scheduler.events import (
     StepsFinished,
 )
 from batchmaker.scheduler.layout import NODES
-from batchmaker.scheduler.priorities import priority_of
 from batchmaker.scheduler.progress import count_submitted, free_rows
-from batchmaker.scheduler.queues import ages_and_ranks, order_again
+from batchmaker.scheduler.queues import order_again
 
 _NUMBER: Final = ValueSpec((), "int64")
 _LEAF = CellType(TypeId(0), "leaf", (_NUMBER,), (_NUMBER,), (1, 4))
@@ -77,11 +76,9 @@ def _call_the_rest() -> None:
     arena, none = Arena(), np.empty(0, np.int64)
     arena.add_type(_LEAF, arena.add_pool((1,)))
     order_again(arena.nodes, arena.subgraphs, arena.requests, arena.types, arena.queue)
-    ages_and_ranks(arena.types, arena.queue, 0)
-    priority_of(0)
     free_rows(arena.nodes, arena.subgraphs, arena.types, arena.pools, arena.free_rows, none)
     arena.release(NODES, none, none)
-    num_fitting(arena.tables, GraphCopies(arena, keeps_sources=True).tables, none, none)
+    num_fitting(arena.tables, GraphCopies(arena, keeps_sources=True).tables, none, none, none)
     count_submitted(arena.nodes, arena.subgraphs, np.empty((0, 3), np.int64), none, none, np.empty((0, 0), np.int64))
 
 

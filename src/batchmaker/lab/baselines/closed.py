@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.errors import OptionError
-from batchmaker.graph.spec import TypeId
 from batchmaker.policies.base import Admission, CellPolicy, ReadyView
-from batchmaker.policies.cellular import BUDGET_MS, MOST_STEPS, CellularPolicy
+from batchmaker.policies.cellular import BUDGET_MS, MOST_STEPS
+from batchmaker.policies.order import ALGORITHM_1
 
 
 @final
@@ -27,6 +26,7 @@ class ClosedPolicy(CellPolicy):
     """
 
     name = "closed"
+    order: ClassVar[int] = ALGORITHM_1
     watches_requests: ClassVar[bool] = True
 
     def __init__(
@@ -42,16 +42,11 @@ class ClosedPolicy(CellPolicy):
             raise OptionError(f"max_batch and bucket_width must be at least 1, got {max_batch} and {bucket_width}")
         self._max_batch, self._width, self._full_first = max_batch, bucket_width, full_first
         self._next = 0
-        self._order = CellularPolicy(max_steps, budget_ms)
 
     @property
     def max_batch(self) -> int:
         """The most requests that begin together."""
         return self._max_batch
-
-    def rank(self, view: ReadyView) -> Sequence[TypeId]:
-        """Rank types as `cellular` does."""
-        return self._order.rank(view)
 
     def admit(self, view: ReadyView) -> Admission:
         """Begin the first requests of the next bucket in turn, if no request is in flight."""

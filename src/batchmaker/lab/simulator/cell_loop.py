@@ -1,7 +1,8 @@
 """The scheduler's compiled calls in virtual time, one after the other: the loop of `CompiledCells`.
 
-Nothing is decided here. Requests arrive by `arrive`, or `wait` and `begin`; tasks are formed by `form` and end by
-`retire`; the policies' own functions say which type goes first, and who begins. What is here is time, and records.
+Nothing is decided here. Requests arrive by `arrive`, or `wait` and `begin`; tasks are formed by `form_next` and end by
+`retire`; the functions of policies that are asked say who begins, and how they rank types. What is here is time, and
+records.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from batchmaker.lab.simulator.loop_tables import (
     MODELS,
     NEXT,
     NO_ROOM,
-    NONE,
     NOW_S,
     NUM_CHOSEN,
     NUM_COMING,
     NUM_NEW,
+    NUM_RANKED,
     OVER,
     ROWS,
     SINCE,
@@ -39,7 +40,6 @@ from batchmaker.lab.simulator.loop_tables import (
     STEP,
     STEP_S,
     STEPS,
-    TYPE,
     WHY,
     DeviceCosts,
     Ids,
@@ -48,26 +48,18 @@ from batchmaker.lab.simulator.loop_tables import (
     Policy,
     Watched,
 )
-from batchmaker.policies.ageing import note_ran, overdue_first
-from batchmaker.policies.cellular import by_algorithm_one
 from batchmaker.policies.expectation import CORRECT_EVERY
 from batchmaker.policies.requests import submit
 from batchmaker.policies.run_lengths import note_ended
 from batchmaker.scheduler.arrive import arrive, begin, wait
-from batchmaker.scheduler.batching import form
-from batchmaker.scheduler.layout import (
-    HEAD_OF_QUEUE,
-    ID,
-    MAX_BATCH,
-    NUM_RUNNING,
-    REQUEST,
-    TAIL_OF_QUEUE,
-)
+from batchmaker.scheduler.layout import HEAD_OF_QUEUE, ID, NOWHERE, REQUEST, TAIL_OF_QUEUE
+from batchmaker.scheduler.queues import ready_types
 from batchmaker.scheduler.retire import FIRST_ROW, NUM_OVER, RETIRED, retire
 from batchmaker.scheduler.steps import (
     AT_NODE,
     ENTERING,
     NUM_STEPS,
+    OF_TYPE,
     PART_AT,
     PART_ENDS,
     PART_ENTERING,
@@ -75,6 +67,7 @@ from batchmaker.scheduler.steps import (
     part_of,
 )
 from batchmaker.scheduler.tables import State, state_at
+from batchmaker.scheduler.turn import form_next
 
 
 @compiled_inline
@@ -155,37 +148,22 @@ def _admit(addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, wat
 
 
 @compiled
-def _choose(state: State, loop: LoopTables, device: DeviceCosts, watched: Watched, policy: Policy) -> int:
-    """Return the type that runs next, NONE if none is ready; or, if it cannot be said yet, a number below; see WHY."""
-    types, num_types = state.types, state.types.shape[1]
-    ready, num_ready = np.empty(num_types, np.int64), np.empty(num_types, np.int64)
-    count = 0
-    for type_id in range(num_types):
-        num = types[TAIL_OF_QUEUE, type_id] - types[HEAD_OF_QUEUE, type_id]
-        if num > 0:
-            ready[count], num_ready[count] = type_id, num
-            count += 1
-    ready, num_ready = ready[:count], num_ready[:count]
-    ranked = ready
+def _ask(state: State, loop: LoopTables, watched: Watched, policy: Policy) -> bool:
+    """Write the order in which the policy ranks the ready types; see `choose`. Returns False where it cannot be said
+    yet; see WHY."""
+    types, ready = state.types, ready_types(state.types)
+    order = ready
     if policy.how == AUTO:
-        for i in range(count):
-            policy.auto.num_ready[ready[i]] = num_ready[i]
-        ranked = order_of(loop, watched, policy, ready)
-    elif count > 1 and policy.how == CELLULAR:
-        max_batch, num_running = np.empty(count, np.int64), np.empty(count, np.int64)
-        for i in range(count):
-            max_batch[i], num_running[i] = types[MAX_BATCH, ready[i]], types[NUM_RUNNING, ready[i]]
-        ranked = by_algorithm_one(ready, num_ready, num_running, max_batch, device.priority[ready])
-    elif count > 1 and loop.numbers[MODELS] > 1:
+        for type_id in ready:
+            policy.auto.num_ready[type_id] = types[TAIL_OF_QUEUE, type_id] - types[HEAD_OF_QUEUE, type_id]
+        order = order_of(loop, watched, policy, ready)
+    elif len(ready) > 1 and loop.numbers[MODELS] > 1:
         urgency = urgency_of(loop, watched, policy)
         if len(urgency) == 0:
-            return NONE - 1
-        ranked = ready[np.argsort(urgency[policy.lazy.type_model[ready]], kind="mergesort")]
-    if count == 0:
-        return NONE
-    first: int = overdue_first(ranked, loop.passed, device.patience)[0]
-    note_ran(loop.passed, ready, first)
-    return first
+            return False
+        order = ready[np.argsort(urgency[policy.lazy.type_model[ready]], kind="mergesort")]
+    loop.order[: len(order)], loop.numbers[NUM_RANKED] = order, len(order)
+    return True
 
 
 @compiled
@@ -193,7 +171,7 @@ def _submitted(
     state: State, loop: LoopTables, device: DeviceCosts, watched: Watched, policy: Policy, task: Ids
 ) -> None:
     """Note when the steps of a new task begin and end."""
-    numbers, seconds, type_id = loop.numbers, loop.seconds, loop.numbers[TYPE]
+    numbers, seconds, type_id = loop.numbers, loop.seconds, task[OF_TYPE]
     ends, starts = part_of(task, PART_ENDS, POSITIONS), part_of(task, PART_ENDS, ENTERING)
     entering, nodes = part_of(task, PART_ENTERING, FIRST_ROW), part_of(task, PART_AT, AT_NODE)
     begin_s = max(seconds[FREE_S], seconds[NOW_S]) + numbers[NUM_NEW] * device.request_s
@@ -224,8 +202,8 @@ def _end_step(
     taken_s: float, rows: int,
 ) -> None:  # fmt: skip
     """The next step of the task is done: retire it, answer whom it finishes, and learn from it."""
-    numbers, type_id, step, now_s = loop.numbers, loop.numbers[TYPE], loop.numbers[STEP], loop.seconds[NOW_S]
-    found = retire(addresses, type_id, 0, task, step, step + 1, loop.never, True, taken_s)
+    numbers, type_id, step, now_s = loop.numbers, task[OF_TYPE], loop.numbers[STEP], loop.seconds[NOW_S]
+    found = retire(addresses, task, step, step + 1, loop.never, True, taken_s)
     numbers[STEP] += 1
     num_over = found[NUM_OVER]
     for i in range(num_over):
@@ -265,7 +243,7 @@ def play(
     state, numbers, seconds = state_at(addresses), loop.numbers, loop.seconds
     while True:
         if numbers[STEP] < task[NUM_STEPS]:
-            type_id, step, ends = numbers[TYPE], numbers[STEP], part_of(task, PART_ENDS, POSITIONS)
+            type_id, step, ends = task[OF_TYPE], numbers[STEP], part_of(task, PART_ENDS, POSITIONS)
             rows = ends[step] - (ends[step - 1] if step > 0 else 0)
             taken_s = device.seconds[type_id, rows] + device.step_s + rows * device.row_s
             seconds[NOW_S] = seconds[STEP_S] + (taken_s + device.turn_s)
@@ -281,13 +259,11 @@ def play(
         if is_asked and not _admit(addresses, forms, loop, offer, watched, policy):
             return task
         numbers[ADMITTED] = 1
-        type_id = _choose(state, loop, device, watched, policy)
-        if type_id < NONE:
+        if policy.how != CELLULAR and not _ask(state, loop, watched, policy):
             return task
         numbers[ADMITTED] = 0
-        if type_id != NONE:
-            numbers[TYPE] = type_id
-            task = form(addresses, type_id, 0, False, False)
+        task = form_next(addresses, 0, loop.order[: numbers[NUM_RANKED]], NOWHERE, False, False)[0]
+        if task[NUM_STEPS] > 0:
             _submitted(state, loop, device, watched, policy, task)
             continue
         if numbers[NEXT] == len(offer.arrived_s):

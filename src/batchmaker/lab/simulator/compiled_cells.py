@@ -39,7 +39,6 @@ from batchmaker.lab.simulator.loop_tables import (
     Watched,
 )
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
-from batchmaker.policies.ageing import PATIENCE
 from batchmaker.policies.auto import AutoPolicy
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.cellular import CellularPolicy
@@ -151,7 +150,7 @@ class CompiledCells:
         self._note_kinds(model, shapes, sla_s)
         self._device = DeviceCosts(
             np.ascontiguousarray(seconds, np.float64), overhead.step_s, overhead.row_s, overhead.turn_s,
-            overhead.request_s, np.array([cell.priority for cell in model.cells], np.int64), PATIENCE,
+            overhead.request_s,
         )  # fmt: skip
         self._offer = _offer(shapes, kinds, np.ascontiguousarray(offered.arrived_s, np.float64), sla_s, num_types)
         self.records = Records.of(offered.arrived_s)

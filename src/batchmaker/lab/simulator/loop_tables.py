@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,24 +14,22 @@ from batchmaker.policies.joining import JoiningRules
 Ids = NDArray[np.int64]
 Times = NDArray[np.float64]
 
-NONE: Final = -1
-"""No type is ready."""
 CELLULAR, LAZY, AUTO = range(3)
 OVER, NO_ROOM, LEARN = range(3)
 """Why `play` comes back: all is done; a table may lack room for `coming`; the policy must learn from what has run,
 lengths where they are STALE, times where they are not corrected any more since CORRECT_EVERY steps."""
 (
-    NEXT, STEP, TYPE, STEPS, ROWS, NUM_NEW, CHANGES, REJECTED, FIRST, LAST, IN_FLIGHT, MODELS, SINCE, STALE, WHY,
-    NUM_COMING, ADMITTED, HAS_RANKED, NUM_CHOSEN, NUM_NUMBERS,
+    NEXT, STEP, STEPS, ROWS, NUM_NEW, CHANGES, REJECTED, FIRST, LAST, IN_FLIGHT, MODELS, SINCE, STALE, WHY,
+    NUM_COMING, ADMITTED, HAS_RANKED, NUM_CHOSEN, NUM_RANKED, NUM_NUMBERS,
 ) = range(20)  # fmt: skip
 """Entries of `numbers`.
 
-NEXT: the next request to arrive. STEP, TYPE: of the task that runs, its next step to end, and its type. STEPS, ROWS:
-that were submitted. NUM_NEW: arrived since a step was submitted. CHANGES, REJECTED: see LazyPolicy. FIRST, LAST: where
-those who wait are in `line`. IN_FLIGHT: how many. MODELS: see RequestTable. SINCE: steps since the expected times
-were made. STALE: 1 if a table of lengths must be made anew. WHY: as above. NUM_COMING: of `coming`.
+NEXT: the next request to arrive. STEP: the next to end of the task that runs. STEPS, ROWS: that were submitted.
+NUM_NEW: arrived since a step was submitted. CHANGES, REJECTED: see LazyPolicy. FIRST, LAST: where those who wait are in
+`line`. IN_FLIGHT: how many. MODELS: see RequestTable. SINCE: steps since the expected times were made. STALE: 1 if a
+table of lengths must be made anew. WHY: as above. NUM_COMING: of `coming`.
 ADMITTED: 1 where the policy has said who begins, but not yet which type goes first.
-HAS_RANKED: see AutoPolicy. NUM_CHOSEN: of `chosen`.
+HAS_RANKED: see AutoPolicy. NUM_CHOSEN: of `chosen`. NUM_RANKED: of `order`, 0 if the policy is not asked.
 """
 NOW_S, STEP_S, FREE_S, BUSY_S, RANKED_S, NUM_SECONDS = range(6)
 """Entries of `seconds`: the present; the begin of the step that ends next; the end of the task; of all steps; when
@@ -39,16 +37,13 @@ NOW_S, STEP_S, FREE_S, BUSY_S, RANKED_S, NUM_SECONDS = range(6)
 
 
 class DeviceCosts(NamedTuple):
-    """seconds: [types, most + 1] of a step. step_s, row_s, turn_s, request_s: see Overhead. priority: [types].
-    patience: see Ageing."""
+    """seconds: [types, most + 1] of a step. step_s, row_s, turn_s, request_s: see Overhead."""
 
     seconds: Times
     step_s: float
     row_s: float
     turn_s: float
     request_s: float
-    priority: Ids
-    patience: int
 
 
 class OfferTables(NamedTuple):
@@ -97,7 +92,7 @@ class Lazy(NamedTuple):
 
 class LoopTables(NamedTuple):
     """What the loop itself keeps. line: [requests] slots of those who wait. members: [requests] slots of those in
-    flight, in the order in which they began. passed: [types] see Ageing. coming: [requests] forms that lack room.
+    flight, in the order in which they began. order: [types] see `choose`. coming: [requests] forms that lack room.
     chosen: [requests] slots of those who are to begin.
     started_s, finished_s: [requests], see Records. never: no flags."""
 
@@ -105,7 +100,7 @@ class LoopTables(NamedTuple):
     seconds: Times
     line: Ids
     members: Ids
-    passed: Ids
+    order: Ids
     coming: Ids
     chosen: Ids
     started_s: Times

@@ -7,12 +7,23 @@ from pathlib import Path
 from typing import ClassVar, Final, final
 
 from batchmaker.graph.spec import CellType, TypeId
-from batchmaker.policies.base import CellPolicy, ReadyView
+from batchmaker.policies.base import CellPolicy, ReadyView, in_order
 from batchmaker.policies.learned.encodings import ENCODINGS, Encoding, State
 from batchmaker.policies.learned.policy_file import PolicyFile
-from batchmaker.policies.sufficient import full_first, sufficient_order
+from batchmaker.policies.order import READY_SHARE
 
 _NOT_KNOWN: Final = -1
+
+
+def full_first(view: ReadyView, ranked: Sequence[TypeId]) -> Sequence[TypeId]:
+    """Return the order with the types first whose ready nodes fill a batch.
+
+    Orders that save batches wait until more nodes of a type gather. If they already fill a batch, waiting saves
+    nothing, and running the full batch lets other types gather earlier.
+    """
+    cells = view.cells
+    full = [type_id for type_id in ranked if view.num_ready(type_id) >= cells[type_id].max_batch]
+    return [*full, *(type_id for type_id in ranked if type_id not in full)] if full else ranked
 
 
 class TablePolicy(CellPolicy):
@@ -25,6 +36,7 @@ class TablePolicy(CellPolicy):
     """
 
     name = "table"
+    order: ClassVar[int] = READY_SHARE
     needs_frontiers: ClassVar[bool] = True
     node_by_node: ClassVar[bool] = True
     urgent_first: ClassVar[bool] = True
@@ -40,7 +52,7 @@ class TablePolicy(CellPolicy):
             return ready
         first = self._learnt(view, ready)
         if first is None:
-            return full_first(view, sufficient_order(view))
+            return in_order(self.order, view)
         return full_first(view, [first, *(type_id for type_id in ready if type_id != first)])
 
     def _learnt(self, view: ReadyView, ready: Sequence[TypeId]) -> TypeId | None:

@@ -97,7 +97,7 @@ def form_task(
         learn_steps(state.seconds, state.known_s, 0, state.types[MAX_BATCH, 0], 1, rows, taken_s)
         if step + 1 < num_steps and upto[step] == done_before:
             continue
-        found = retire(addresses, 0, 0, task, first, step + 1, never, True, 0.0)
+        found = retire(addresses, task, first, step + 1, never, True, 0.0)
         first, done_before, num_over = step + 1, upto[step], found[NUM_OVER]
         for i in range(num_over):
             request = found[RETIRED + num_over + i]

@@ -1,0 +1,142 @@
+"""One turn of the scheduler as one compiled call: steps that have run are retired, requests begin, a task is formed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.compiled import compiled, compiled_within, number
+from batchmaker.policies.ageing import note_ran
+from batchmaker.scheduler.arrive import arrive
+from batchmaker.scheduler.batching import form
+from batchmaker.scheduler.choose import choose
+from batchmaker.scheduler.layout import (
+    COUNTS_TASKS,
+    JUST_RAN,
+    NOWHERE,
+    PASSED_OVER,
+    RUN_AHEAD,
+    STEERING_ON,
+    STEPS_ON,
+    TAKES_TURNS,
+    TASKS_ON,
+)
+from batchmaker.scheduler.retire import RETIRED, retire
+from batchmaker.scheduler.steps import HEADER, LANES_WANTED, NUM_STEPS, ROWS_WANTED
+from batchmaker.scheduler.tables import State, state_at
+
+Ids = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+NUM_BEGUN, NEXT_WORKER, AT_TYPE, BY_AGE, NUM_TYPES, TURN = map(number, (*range(RETIRED, RETIRED + 5), RETIRED + 5))
+"""What `turn` returns begins with the counts of `retire`, and then
+
+- NUM_BEGUN: requests that have arrived. 0 although some were given: there is no room for them, and no task was formed.
+- NEXT_WORKER: the first worker that may get the next task, or NOWHERE.
+- AT_TYPE, BY_AGE, NUM_TYPES: if the task lacks room, which of the types it is of, in what order they are tried, whether
+  by age, and how many there are.
+
+Then come what `retire` returns, the slots of those who have arrived, the first nodes of their graphs, and the types.
+"""
+
+FIRST_TYPE: Final = number(0)
+
+
+@compiled
+def form_next(
+    addresses: Ids, worker: int, given: Ids, at: int, by_age: bool, may_ask: bool
+) -> tuple[Ids, Ids, int, bool]:  # fmt: skip
+    """Choose a type and form a task of it for a worker; see `form`.
+
+    given: see `choose`. at: NOWHERE; or, where a task has lacked room, its place in `given`, which is the order in
+    which types are tried then, and by_age as it was. may_ask: of the first type tried; else it is True.
+
+    Returns the task, the order, which of the types the task is of, and whether by age. A task without steps may say
+    what it lacks; then nothing has changed. If it lacks nothing, no ready node may run on the worker.
+    """
+    state, order, task = state_at(addresses), given, np.zeros(HEADER, np.int64)
+    if at == NOWHERE:
+        order, by_age = choose(state, given, worker)
+        at = FIRST_TYPE
+    while at < len(order):
+        task = form(addresses, order[at], worker, by_age, may_ask)
+        if task[NUM_STEPS] > 0:
+            note_ran(state.types[PASSED_OVER], order, order[at])
+            if state.rules[TAKES_TURNS]:
+                state.types[JUST_RAN] = 0
+                state.types[JUST_RAN, order[at]] = 1
+            break
+        if task[ROWS_WANTED] > 0 or task[LANES_WANTED] > 0:
+            break
+        at += 1
+        may_ask = True
+    return task, order, at, by_age
+
+
+@compiled_within
+def _may_get(state: State, worker: int) -> bool:
+    """Whether a worker may get a task: it is idle, or has few enough steps and none whose values decide what is next.
+
+    Otherwise the requests of these steps would miss the next batch, and two groups of requests would alternate for ever
+    in small batches.
+    """
+    rules, workers = state.rules, state.workers
+    if workers[STEPS_ON, worker] == 0:
+        return True
+    if rules[RUN_AHEAD] == 0 or workers[STEERING_ON, worker] > 0:
+        return False
+    counted = workers[TASKS_ON, worker] if rules[COUNTS_TASKS] else workers[STEPS_ON, worker]
+    return bool(counted <= rules[RUN_AHEAD])
+
+
+@compiled
+def turn(
+    addresses: Ids, forms: Ids, task: Ids, first: int, end: int, stopped: Flags, answer: bool, busy_s: float,
+    arrived: Ids, worker: int, until: int, given: Ids, at: int, by_age: bool, may_ask: bool,
+) -> tuple[Ids, Ids]:  # fmt: skip
+    """Retire steps, let requests begin, and form a task for the first of some workers that may get one and has work.
+
+    - task, first, end, stopped, answer, busy_s: see `retire`; nothing is retired if first is `end`.
+    - arrived: [3, requests] their numbers, ranks, and numbers of their forms; see `arrive`.
+    - worker, until: of the workers from this to before that. given, at, by_age, may_ask: see `form_next`.
+
+    Returns what has happened, see `TURN`, and the task that was formed, without steps if none was; see `packed`.
+    """
+    state = state_at(addresses)
+    found = np.zeros(RETIRED, np.int64)
+    if first < end:
+        found = retire(addresses, task, first, end, stopped, answer, busy_s)
+    formed, order, num_begun = np.zeros(HEADER, np.int64), given[:0], arrived.shape[1]
+    places = arrived[:2]
+    if num_begun > 0:
+        places = arrive(addresses, forms, arrived[0], arrived[1], arrived[2])
+        if places.shape[1] < num_begun:
+            worker = until = len(state.workers[0])
+            num_begun = 0
+    next_worker, num_workers = worker, len(state.workers[0])
+    while next_worker < num_workers:
+        if _may_get(state, next_worker):
+            if next_worker >= until or formed[NUM_STEPS] > 0:
+                break
+            formed, order, at, by_age = form_next(addresses, next_worker, given, at, by_age, may_ask)
+            if formed[NUM_STEPS] > 0:
+                continue
+            if formed[ROWS_WANTED] > 0 or formed[LANES_WANTED] > 0:
+                break
+            at = NOWHERE
+        next_worker += 1
+    lacks_room = formed[NUM_STEPS] == 0 and (formed[ROWS_WANTED] > 0 or formed[LANES_WANTED] > 0)
+    num_types = len(order) if lacks_room else 0
+    result = np.empty(TURN + len(found) - RETIRED + 2 * num_begun + num_types, np.int64)
+    result[:RETIRED] = found[:RETIRED]
+    result[NUM_BEGUN], result[NUM_TYPES] = num_begun, num_types
+    result[NEXT_WORKER] = next_worker if next_worker < num_workers else NOWHERE
+    result[AT_TYPE], result[BY_AGE] = at, by_age
+    k = TURN + len(found) - RETIRED
+    result[TURN:k] = found[RETIRED:]
+    for i in range(num_begun):
+        result[k + i], result[k + num_begun + i] = places[0, i], places[1, i]
+    result[k + 2 * num_begun :] = order[:num_types]
+    return result, formed
