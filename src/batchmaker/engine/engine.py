@@ -106,7 +106,7 @@ class Engine:
         self._clock = RealClock()
         self._registry = CellRegistry()
         self._catalogue = Catalogue(model, self._registry, deadline_ms)
-        computes_here = executor is None and device == "cpu"
+        self._computes_here = computes_here = executor is None and device == "cpu"
         threads = default_threads(workers) if threads is None else threads
         self._drivers = Drivers(
             choose_policy(policy, refuse=refuse, on_cpu=computes_here),
@@ -159,8 +159,9 @@ class Engine:
         A second call does nothing. Raises ModelError if an example request fails, StoppedError after `stop`.
         """
         tune_interpreter()
-        if isinstance(self.driver, CellDriver):
-            prepare_scheduler()
+        if isinstance(self.policy, CellPolicy):
+            models = [served.model for served in self._catalogue]
+            prepare_scheduler(self.policy, models, on_cpu=self._computes_here)
         if not self._loop.start():
             return self
         try:

@@ -232,9 +232,12 @@ class AutoPolicy(CellPolicy):
         self._make_room(())
         self._ranked_s, self._has_ranked = 0.0, False
         self._gains_with, self._gaining = self._times.replay, list[bool]()
-        self._compile()
         if profile is not None:
             self.use_profile(profile)
+
+    @classmethod
+    def prepare(cls) -> None:
+        AutoPolicy()._compile()
 
     def use_profile(self, profile: CostProfile) -> None:
         """Take step times and length profiles from here."""
@@ -274,7 +277,7 @@ class AutoPolicy(CellPolicy):
             self._lengths.requests_finished(view.requests, slots)
 
     def _compile(self) -> None:
-        """Compile all loops now, and not while a request waits."""
+        """Call every loop once."""
         none = RequestTable()
         slots = none.in_flight
         count_chains(slots, none.left, none.width, self._independent)
