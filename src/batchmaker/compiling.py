@@ -118,6 +118,7 @@ class _Process:
     def __init__(self, needs: Sequence[str] = ()) -> None:
         told = {"NUMBA_CACHE_DIR": config.CACHE_DIR, "NUMBA_BOUNDSCHECK": config.BOUNDSCHECK}
         told |= {"NUMBA_DISABLE_JIT": int(bool(needs)), _INSIDE: 1}
+        told |= {"NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": 1}  # of the messages that numba makes for itself
         environment = {name: str(value) for name, value in told.items() if value is not None}
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", _ENTRY],
@@ -160,13 +161,19 @@ class _Process:
 # --- in the processes ----------------------------------------------------------------------------------------------
 
 
-def tell_forms(needs: Sequence[str]) -> None:
-    """Print the parts of the work, the longest first: loops of one module, each with its form."""
+def learnt(needs: Sequence[str]) -> Forms:
+    """Return the forms of what these functions call. Their modules have not been imported before."""
     forms = Forms()
     forms.learn()
     for need in needs:
         module, _, path = need.partition(":")
         reduce(getattr, path.split("."), importlib.import_module(module))()  # type: ignore[operator]
+    return forms
+
+
+def tell_forms(needs: Sequence[str]) -> None:
+    """Print the parts of the work, the longest first: loops of one module, each with its form."""
+    forms = learnt(needs)
     parts: defaultdict[str, list[tuple[str, Any]]] = defaultdict(list)
     sizes: defaultdict[str, int] = defaultdict(int)
     for (module, name, form), loop in forms.seen.items():

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
+from batchmaker.cost.latency import HIGHEST, LOWEST, WEIGHT, corrected
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
 from batchmaker.graph.spec import CellType, TypeId
@@ -293,6 +294,7 @@ class AutoPolicy(CellPolicy):
         )  # fmt: skip
         most_answered_rps(none.left[slots], none.width[slots], self._times.replay.seconds)
         self._lengths.requests_finished(none, ())
+        corrected(1.0, 1.0, 1.0, WEIGHT, LOWEST, HIGHEST)
 
     def _make_room(self, cells: Sequence[CellType]) -> None:
         """Make room for these cell types."""
