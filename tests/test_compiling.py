@@ -1,4 +1,4 @@
-"""A first start compiles what it needs in processes of its own, each loop once, and whatever befalls them it goes on."""
+"""A first start compiles what it needs in other processes, each loop once, and whatever befalls them it goes on."""
 
 from __future__ import annotations
 
@@ -214,3 +214,37 @@ def test_a_start_needs_just_the_loops_that_are_compiled_ahead_and_each_in_one_fo
     assert learnt.returncode == 0, learnt.stderr
     assert json.loads(learnt.stdout) == loaded
     assert len(set(loaded)) == len(loaded) == NUM_LOOPS
+
+
+PARTS: Final = """
+import collections, json
+from numba.core import event
+from batchmaker.kernels.cpu import first_calls
+
+class Listener(event.Listener):
+    def on_start(self, seen):
+        loop = seen.data["dispatcher"].py_func
+        if loop.__module__.startswith("batchmaker."):
+            counted[f"{loop.__module__}.{loop.__qualname__}"] += 1
+
+    def on_end(self, seen):
+        pass
+
+counted = collections.Counter()
+event.register("numba:compile", Listener())
+first_calls.float32()
+print(json.dumps(counted))
+"""
+
+
+@pytest.mark.slow
+def test_the_parts_of_recurrent_loops_are_compiled_in_one_form(tmp_path: Path) -> None:
+    """A literal that one hands to another would make another form of it."""
+    done = subprocess.run(
+        [sys.executable, "-c", PARTS], env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    counted = json.loads(done.stdout)
+    assert counted["batchmaker.kernels.cpu.steps.run_steps"] == 1
+    assert {name: count for name, count in counted.items() if count > 1} == {}

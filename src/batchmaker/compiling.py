@@ -121,7 +121,7 @@ class _Process:
         told |= {"NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": 1}  # of the messages that numba makes for itself
         environment = {name: str(value) for name, value in told.items() if value is not None}
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _ENTRY],
+            [sys.executable, "-I", *["-B"] * sys.dont_write_bytecode, "-c", _ENTRY],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, ClassVar, Final, Protocol, TypeGuard, final, runtime_checkable
 
@@ -77,23 +77,18 @@ _ALWAYS: Final = (
 _STEPS: Final = "batchmaker.kernels.cpu.first_calls"
 
 _RECURRENT: Final = (torch.nn.RNNBase, torch.nn.RNNCellBase)
+_RECURRENT_CALLS: Final = ("aten.lstm", "aten.gru", "aten.rnn")
 
 
 def prepare_scheduler(policy: CellPolicy, models: Iterable[Model] = (), *, on_cpu: bool = True) -> None:
     """Compile or load the loops of the scheduler, of its policy, and those for cells and rows.
 
-    Logs this at INFO if it takes 2 s, and a warning if nothing that is compiled can be kept. models: what is computed.
-    If they have recurrent layers of torch, on the CPU, the loops for recurrent steps are compiled ahead, too; else when
-    a cell is bound that can use them.
+    Logs this at INFO if it takes 2 s, and once a warning if nothing that is compiled can be kept. models: what is
+    computed. If they have recurrent layers of torch, on the CPU, the loops for recurrent steps are compiled ahead, too;
+    else when a cell is bound that can use them.
     """
+    _say_where_nothing_is_kept()
     told = "compiling the scheduler's loops: some seconds, once per installation"
-    if kept_in() is None and not config.DISABLE_JIT:
-        _LOG.warning(
-            "compiled loops cannot be kept, so every process compiles them anew: %s cannot be written; set "
-            "NUMBA_CACHE_DIR to a folder that can be",
-            place(),
-        )
-        told = "compiling the scheduler's loops: most of a minute"
     notice = threading.Timer(_WORTH_TELLING_S, logging.getLogger(__name__).info, [told])
     notice.daemon = True
     notice.start()
@@ -113,12 +108,29 @@ def prepare_scheduler(policy: CellPolicy, models: Iterable[Model] = (), *, on_cp
         notice.cancel()
 
 
+@cache
+def _say_where_nothing_is_kept() -> None:
+    if kept_in() is None and not config.DISABLE_JIT:
+        _LOG.warning(
+            "compiled loops cannot be kept, so every process compiles them anew, most of a minute long: %s cannot be "
+            "written; set NUMBA_CACHE_DIR to a folder that can be",
+            place(),
+        )
+
+
 def _recurrent_dtypes(models: Iterable[Model]) -> set[str]:
     """Return the dtypes of the models' recurrent layers for which there are loops."""
     modules = [one for model in models for cell in model.cells.values() for one in cell.module.modules()]
-    weights = [next(module.parameters(), None) for module in modules if isinstance(module, _RECURRENT)]
+    weights = [next(module.parameters(), None) for module in modules if _is_recurrent(module)]
     names = {str(weight.dtype).removeprefix("torch.") for weight in weights if weight is not None}
     return names & {"float32", "bfloat16"}
+
+
+def _is_recurrent(module: torch.nn.Module) -> bool:
+    """Whether this is a recurrent layer of torch, or the graph of an exported module that has one."""
+    if isinstance(module, torch.fx.GraphModule):
+        return any(str(node.target).startswith(_RECURRENT_CALLS) for node in module.graph.nodes)
+    return isinstance(module, _RECURRENT)
 
 
 @runtime_checkable
