@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, partial, wraps
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final, ParamSpec, TypeVar, cast, final
 
 import numpy as np
 from numba import config as _config
-from numba import njit
+from numba import njit, typeof
 from numba.core.caching import FunctionCache
 from numba.core.runtime.nrt import rtsys
 from numba.extending import is_jitted
@@ -28,14 +30,17 @@ _ARITHMETIC: Final[dict[str, Any]] = {
     "fastmath": {"nsz", "arcp", "contract", "afn", "reassoc"},  # NaN and infinity keep their meaning
 }
 
-_WITHIN: Final[dict[str, Any]] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_NO_CFUNC: Final[dict[str, Any]] = {"no_cfunc_wrapper": True}  # a second entry, for callers written in C
+_WITHIN: Final[dict[str, Any]] = {"no_cpython_wrapper": True, **_NO_CFUNC}
+_LOG: Final = logging.getLogger(__name__)
 
 
 def compiled(loop: Callable[P, R]) -> Callable[P, R]:
     """Compile a function of arrays and numbers at its first call; the machine code is kept on disk for other processes.
 
-    It holds the interpreter's lock: loops take microseconds, and releasing the lock would cost more. If no directory
-    can be written, every process compiles for itself. With NUMBA_DISABLE_JIT=1 the Python code runs instead.
+    It holds the interpreter's lock: loops take microseconds, and releasing the lock would cost more. If its directory
+    cannot be written (`kept_in`), every process compiles for itself. With NUMBA_DISABLE_JIT=1 the Python code runs
+    instead.
 
     A call of one such function by another counts the references to each array argument, which takes longer than a few
     look-ups. So write the work for each item directly in the loop, or let it be written there (`compiled_inline`).
@@ -90,6 +95,45 @@ def is_compiled(loop: Callable[..., Any]) -> bool:
     return is_jitted(loop) is True
 
 
+@final
+class Forms:
+    """The loops that Python calls while the forms are learnt, in order, each with the types of its arguments: its form.
+
+    Loops run as Python code meanwhile (NUMBA_DISABLE_JIT=1). `learn` comes before the modules with the loops are
+    imported. seen: (module, name, types). What loops call is part of them and no form.
+    """
+
+    _learning: Forms | None = None
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[str, str, tuple[Any, ...]], Callable[..., Any]] = {}
+        self._is_inside = False
+
+    def learn(self) -> None:
+        """Note the calls of all loops that are defined from here on."""
+        Forms._learning = self
+
+    @staticmethod
+    def noted(loop: Callable[P, R]) -> Callable[P, R]:
+        """Return the loop, so that its calls are noted if forms are learnt."""
+        forms = Forms._learning
+        return loop if forms is None else forms._noting(loop)
+
+    def _noting(self, loop: Callable[P, R]) -> Callable[P, R]:
+        @wraps(loop)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            if self._is_inside:
+                return loop(*args, **kwargs)
+            self.seen.setdefault((loop.__module__, loop.__name__, tuple(map(typeof, args))), loop)
+            self._is_inside = True
+            try:
+                return loop(*args, **kwargs)
+            finally:
+                self._is_inside = False
+
+        return called
+
+
 def directory_of(package: Path, given: str) -> str:
     """Return the directory of a package's machine code: another one for each state of its sources.
 
@@ -109,8 +153,20 @@ def directory_of(package: Path, given: str) -> str:
 
 
 @cache
-def _directory() -> str:
+def place() -> str:
+    """Return the directory for machine code. It need not exist, nor can it be written for sure."""
     return directory_of(Path(__file__).parent, config.CACHE_DIR)
+
+
+@cache
+def kept_in() -> Path | None:
+    """Return the directory in which machine code is kept, None if it cannot be written."""
+    try:
+        os.makedirs(place(), exist_ok=True)
+        TemporaryFile(dir=place()).close()
+    except OSError:
+        return None
+    return Path(place())
 
 
 @final
@@ -124,11 +180,18 @@ class _KeptCode(FunctionCache):
         with self._guard_against_spurious_io_errors():
             return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
 
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what is compiled for a signature. If there is no room for it, it serves this process alone."""
+        try:
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            _LOG.warning("the machine code of %s cannot be kept: %s", self._name, error)
+
 
 def _compiled(loop: Callable[P, R], options: dict[str, Any]) -> Callable[P, R]:
-    made = _typed(partial(njit, **options)(), loop)
-    if is_compiled(made):
-        before, config.CACHE_DIR = config.CACHE_DIR, _directory()  # looked at while the store is made
+    made = _typed(partial(njit, **_NO_CFUNC, **options)(), Forms.noted(loop))
+    if is_compiled(made) and kept_in() is not None:
+        before, config.CACHE_DIR = config.CACHE_DIR, place()  # looked at while the store is made
         try:
             made._cache = _KeptCode(loop)  # type: ignore[attr-defined, no-untyped-call]
         except RuntimeError:  # nowhere to keep what is compiled

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from batchmaker.engine import setup
+from batchmaker.policies.cellular import CellularPolicy
 
 
 def test_a_long_wait_for_the_compiler_is_explained_while_it_lasts(monkeypatch, caplog):
@@ -27,7 +31,7 @@ def test_a_long_wait_for_the_compiler_is_explained_while_it_lasts(monkeypatch, c
     caplog.set_level(logging.INFO, logger.name)
     monkeypatch.setattr(setup, "prepare", slow)
     monkeypatch.setattr(setup, "_WORTH_TELLING_S", 0.0)
-    setup.prepare_scheduler()
+    setup.prepare_scheduler(CellularPolicy())
     assert "once per installation" in said[0]
 
 
@@ -38,10 +42,35 @@ def test_nothing_is_said_after_a_start_that_took_no_time_or_failed(monkeypatch, 
     monkeypatch.setattr(setup, "prepare", (lambda: 1 / 0) if broken else lambda: None)
     if broken:
         with pytest.raises(ZeroDivisionError):
-            setup.prepare_scheduler()
+            setup.prepare_scheduler(CellularPolicy())
     else:
-        setup.prepare_scheduler()
+        setup.prepare_scheduler(CellularPolicy())
     assert [timer.said for timer in begun] == [["start", "cancel"]]
+
+
+UNKEPT = """
+import logging
+from batchmaker.engine import setup
+from batchmaker.policies.cellular import CellularPolicy
+
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+setup.prepare = lambda: None
+for _ in range(2):
+    setup.prepare_scheduler(CellularPolicy())
+"""
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
+def test_where_nothing_can_be_kept_a_start_says_so_in_one_line_with_the_remedy(tmp_path):
+    (tmp_path / "file").touch()
+    for place, lines in ((tmp_path / "file" / "below", 1), (tmp_path / "folder", 0)):
+        told = subprocess.run(
+            [sys.executable, "-c", UNKEPT],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(place)}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        said = told.stderr.splitlines()
+        assert len(said) == lines
+        assert all(f"{place}" in line and "set NUMBA_CACHE_DIR to a folder that can be" in line for line in said)
 
 
 class Noted:

@@ -114,7 +114,7 @@ class Engine:
         self._clock = RealClock()
         self._registry = CellRegistry()
         self._catalogue = Catalogue(model, self._registry, deadline_ms)
-        computes_here = executor is None and device == "cpu"
+        self._computes_here = computes_here = executor is None and device == "cpu"
         threads = default_threads(workers) if threads is None else threads
         chosen = choose_policy(policy, refuse=refuse, on_cpu=computes_here)
         several = workers if computes_here and isinstance(chosen, CellPolicy) else 1
@@ -175,8 +175,9 @@ class Engine:
         A second call does nothing. Raises ModelError if an example request fails, StoppedError after `stop`.
         """
         tune_interpreter()
-        if isinstance(self.driver, CellDriver):
-            prepare_scheduler()
+        if isinstance(self.policy, CellPolicy):
+            models = [served.model for served in self._catalogue]
+            prepare_scheduler(self.policy, models, on_cpu=self._computes_here)
         if not self._workers.start():
             return self
         try:

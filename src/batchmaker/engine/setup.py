@@ -10,19 +10,20 @@ import math
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, ClassVar, Final, Protocol, TypeGuard, final, runtime_checkable
 
-import numpy as np
 import torch
 
 from batchmaker import policies
 from batchmaker.clock import Clock
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.passes import interpreter
+from batchmaker.compiled import config, kept_in, place
+from batchmaker.compiling import compiled_ahead
 from batchmaker.cost.latency import CellLatency, LatencyTable
 from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
 from batchmaker.engine.catalogue import Catalogue, CatalogueEntry
@@ -30,9 +31,10 @@ from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.open_sequences import SequenceLimit, Sequences
 from batchmaker.errors import RAISED_BY_USERS, ModelError, OptionError, lacks_memory, said_by
+from batchmaker.executor import by_table
 from batchmaker.executor.base import Executor
 from batchmaker.executor.inline import InlineExecutor
-from batchmaker.executor.task_steps import by_table
+from batchmaker.executor.processors import found_processors
 from batchmaker.graph.spec import CellType
 from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry
@@ -65,18 +67,70 @@ WHOLE_REQUESTS: Final = "batchmaker.lab.baselines.driver"
 """The module of the driver for policies that batch whole requests. It is loaded only for such a policy."""
 
 
-def prepare_scheduler() -> None:
-    """Compile or load the loops of the scheduler and those for cells and rows. Logs this at INFO if it takes 2 s."""
+_ALWAYS: Final = (
+    "batchmaker.scheduler.warm_up",
+    "batchmaker.compile.passes.interpreter",
+    "batchmaker.executor.by_table",
+)
+"""Modules whose `prepare` calls the loops that every engine needs."""
+
+_STEPS: Final = "batchmaker.kernels.cpu.first_calls"
+
+_RECURRENT: Final = (torch.nn.RNNBase, torch.nn.RNNCellBase)
+_RECURRENT_CALLS: Final = ("aten.lstm", "aten.gru", "aten.rnn")
+
+
+def prepare_scheduler(policy: CellPolicy, models: Iterable[Model] = (), *, on_cpu: bool = True) -> None:
+    """Compile or load the loops of the scheduler, of its policy, and those for cells and rows.
+
+    Logs this at INFO if it takes 2 s, and once a warning if nothing that is compiled can be kept. models: what is
+    computed. If they have recurrent layers of torch, on the CPU, the loops for recurrent steps are compiled ahead, too;
+    else when a cell is bound that can use them.
+    """
+    _say_where_nothing_is_kept()
     told = "compiling the scheduler's loops: some seconds, once per installation"
     notice = threading.Timer(_WORTH_TELLING_S, logging.getLogger(__name__).info, [told])
     notice.daemon = True
     notice.start()
+    needs = [f"{module}:prepare" for module in _ALWAYS]
+    kind = type(policy)
+    if kind.__module__.startswith("batchmaker."):
+        needs.append(f"{kind.__module__}:{kind.__qualname__}.prepare")
+    if on_cpu:
+        needs += [f"{_STEPS}:{dtype}" for dtype in sorted(_recurrent_dtypes(models))]
     try:
-        prepare()
-        interpreter.prepare()
-        by_table(np.zeros(2, np.int64), np.zeros(2, np.int64))
+        with compiled_ahead(needs, found_processors().usable):
+            prepare()
+            interpreter.prepare()
+            by_table.prepare()
+            policy.prepare()
     finally:
         notice.cancel()
+
+
+@cache
+def _say_where_nothing_is_kept() -> None:
+    if kept_in() is None and not config.DISABLE_JIT:
+        _LOG.warning(
+            "compiled loops cannot be kept, so every process compiles them anew, most of a minute long: %s cannot be "
+            "written; set NUMBA_CACHE_DIR to a folder that can be",
+            place(),
+        )
+
+
+def _recurrent_dtypes(models: Iterable[Model]) -> set[str]:
+    """Return the dtypes of the models' recurrent layers for which there are loops."""
+    modules = [one for model in models for cell in model.cells.values() for one in cell.module.modules()]
+    weights = [next(module.parameters(), None) for module in modules if _is_recurrent(module)]
+    names = {str(weight.dtype).removeprefix("torch.") for weight in weights if weight is not None}
+    return names & {"float32", "bfloat16"}
+
+
+def _is_recurrent(module: torch.nn.Module) -> bool:
+    """Whether this is a recurrent layer of torch, or the graph of an exported module that has one."""
+    if isinstance(module, torch.fx.GraphModule):
+        return any(str(node.target).startswith(_RECURRENT_CALLS) for node in module.graph.nodes)
+    return isinstance(module, _RECURRENT)
 
 
 @runtime_checkable

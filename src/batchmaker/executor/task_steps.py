@@ -15,9 +15,9 @@ from torch import Tensor
 
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.export import example_rows
-from batchmaker.compiled import compiled
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import LoopTests, StepsResult
+from batchmaker.executor.by_table import by_table
 from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.executor.task_loop import run_in_loop
 from batchmaker.graph.spec import CellType, ValueSpec
@@ -366,36 +366,3 @@ def _row_by_row(
             rows.append(example_rows(specs, 1))
             failed.append((position, f"cell {name!r} raised {said_by(error)}"))
     return tuple(torch.cat(column) for column in zip(*rows, strict=True))
-
-
-@compiled
-def by_table(tables: Rows, rows: Rows) -> tuple[Rows, Rows, Rows]:
-    """Group rows by table. In each group they keep their order.
-
-    tables, rows: [n]. Returns positions and rows, [n], group after group; and [groups, 3]: table, begin and end.
-    """
-    count = len(tables)
-    parts = np.empty((count, 3), np.int64)
-    group = np.empty(count, np.int64)
-    num_parts = part = 0
-    for i in range(count):
-        if num_parts == 0 or parts[part, 0] != tables[i]:
-            part = 0
-            while part < num_parts and parts[part, 0] != tables[i]:
-                part += 1
-            if part == num_parts:
-                parts[part, 0], parts[part, 2] = tables[i], 0
-                num_parts += 1
-        group[i] = part
-        parts[part, 2] += 1
-    begin = 0
-    for k in range(num_parts):
-        size = parts[k, 2]
-        parts[k, 1] = parts[k, 2] = begin
-        begin += size
-    positions, grouped = np.empty(count, np.int64), np.empty(count, np.int64)
-    for i in range(count):
-        at = parts[group[i], 2]
-        positions[at], grouped[at] = i, rows[i]
-        parts[group[i], 2] = at + 1
-    return positions, grouped, parts[:num_parts]

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Protocol, final, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError, ModelError
 from batchmaker.graph.misuse import at_line, misused, refuses_to_be_the_value
 from batchmaker.graph.spec import TypeId, ValueSpec
@@ -35,6 +36,15 @@ class HostValues:
     def picked(self, index: NodeArray) -> HostValues:
         """Return some of the values, [len(index)]."""
         return HostValues(self.values[index], len(index), self.spec)
+
+
+@compiled
+def are_below(numbers: NDArray[np.int64], limit: int) -> bool:
+    """Whether all numbers are at least 0 and below a limit."""
+    outside = 0
+    for number in numbers.flat:
+        outside += not 0 <= number < limit
+    return outside == 0
 
 
 class Origin(Protocol):

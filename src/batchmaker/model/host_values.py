@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from batchmaker.compile.export import torch_dtype
-from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError, RequestShapeError
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.graph.values import HostValues
+from batchmaker.graph.values import HostValues, are_below
 from batchmaker.model.stand_ins import StandIn, holds_stand_ins, standing_in
 
 
@@ -58,22 +57,13 @@ def rows_as_declared(array: NDArray[Any], spec: ValueSpec) -> HostValues | None:
     if dtype is not _DTYPES.get(spec.dtype) or array.shape[1:] != spec.shape or not array.flags.carray:
         return None
     count = len(array) if array.ndim else 0
-    if count == 0 or (spec.num_tokens is not None and (dtype is not _INT64 or not _are_below(array, spec.num_tokens))):
+    if count == 0 or (spec.num_tokens is not None and (dtype is not _INT64 or not are_below(array, spec.num_tokens))):
         return None
     return HostValues(array, count, spec)
 
 
 _INT64: Final = np.dtype(np.int64)
 _DTYPES: Final = {name: np.dtype(name) for name in ("int64", "int32", "float32", "float64", "bool")}
-
-
-@compiled
-def _are_below(numbers: NDArray[np.int64], limit: int) -> bool:
-    """Whether all numbers are at least 0 and below a limit."""
-    outside = 0
-    for number in numbers.flat:
-        outside += not 0 <= number < limit
-    return outside == 0
 
 
 def host_value(data: Any, spec: ValueSpec | None, float_dtype: str, where: str) -> HostValues:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
+from batchmaker.cost.latency import HIGHEST, LOWEST, WEIGHT, corrected
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
 from batchmaker.graph.spec import CellType, TypeId
@@ -232,9 +233,12 @@ class AutoPolicy(CellPolicy):
         self._make_room(())
         self._ranked_s, self._has_ranked = 0.0, False
         self._gains_with, self._gaining = self._times.replay, list[bool]()
-        self._compile()
         if profile is not None:
             self.use_profile(profile)
+
+    @classmethod
+    def prepare(cls) -> None:
+        AutoPolicy()._compile()
 
     def use_profile(self, profile: CostProfile) -> None:
         """Take step times and length profiles from here."""
@@ -274,7 +278,7 @@ class AutoPolicy(CellPolicy):
             self._lengths.requests_finished(view.requests, slots)
 
     def _compile(self) -> None:
-        """Compile all loops now, and not while a request waits."""
+        """Call every loop once."""
         none = RequestTable()
         slots = none.in_flight
         count_chains(slots, none.left, none.width, self._independent)
@@ -290,6 +294,7 @@ class AutoPolicy(CellPolicy):
         )  # fmt: skip
         most_answered_rps(none.left[slots], none.width[slots], self._times.replay.seconds)
         self._lengths.requests_finished(none, ())
+        corrected(1.0, 1.0, 1.0, WEIGHT, LOWEST, HIGHEST)
 
     def _make_room(self, cells: Sequence[CellType]) -> None:
         """Make room for these cell types."""

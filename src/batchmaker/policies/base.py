@@ -141,6 +141,10 @@ class CellPolicy(ABC):
         self._max_steps = max_steps
         self._budget_s = math.inf if budget_ms is None else budget_ms / 1e3
 
+    @classmethod  # noqa: B027
+    def prepare(cls) -> None:
+        """Compile the policy's own loops, or load them. An engine calls this when it starts."""
+
     @property
     def budget_s(self) -> float:
         """Seconds that a task of several steps may take, infinity for no limit."""

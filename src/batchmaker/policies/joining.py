@@ -122,16 +122,19 @@ def _drained(
 
 
 @compiled
+def _alone_s(left: Steps, width: Seconds, seconds: Seconds) -> Seconds:
+    """Return when each of these requests is done if they alone go on, in seconds from now: [requests]."""
+    return _drained(left, width, len(left), seconds, _last_types(left))[4]
+
+
 def most_answered_rps(left: Steps, width: Seconds, seconds: Seconds) -> float:
     """Return how many of these requests are answered per second at the best moment, if they alone go on (Smith's rule).
 
     left, width, seconds: see `num_joining`.
     """
-    finish_s = np.sort(_drained(left, width, len(left), seconds, _last_types(left))[4])
-    most = 0.0
-    for i in range(len(finish_s)):
-        most = max(most, (i + 1) / max(finish_s[i], _NOTHING_S))
-    return most
+    finish_s = np.sort(_alone_s(left, width, seconds))
+    rates = np.arange(1, len(finish_s) + 1) / np.maximum(finish_s, _NOTHING_S)
+    return float(rates.max(initial=0.0))
 
 
 @compiled

@@ -155,9 +155,11 @@ def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: 
     state, forms = state_at(addresses), forms_at(forms_addresses)
     if not (_has_room(state, forms, numbers) and _has_slots(state, len(ids))):
         return np.empty((2, 0), np.int64)
+    slots = _take_slots(state, ids, ranks)
+    bases = _begin(state, forms, slots, numbers)
     found = np.empty((2, len(ids)), np.int64)
-    found[0] = _take_slots(state, ids, ranks)
-    found[1] = _begin(state, forms, found[0], numbers)
+    for i in range(len(ids)):  # numba compiles for seconds what it would say of slices that do not fit
+        found[0, i], found[1, i] = slots[i], bases[i]
     return found
 
 

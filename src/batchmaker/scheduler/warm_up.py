@@ -15,7 +15,7 @@ import numpy as np
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
-from batchmaker.graph.values import HostValues
+from batchmaker.graph.values import HostValues, are_below
 from batchmaker.policies.base import CellPolicy, ReadyView
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.arena import Arena
@@ -74,6 +74,7 @@ def prepare() -> None:
 def _call_the_rest() -> None:
     """Call what those requests do not need."""
     arena, none = Arena(), np.empty(0, np.int64)
+    are_below(none, 0)
     arena.add_type(_LEAF, arena.add_pool((1,)))
     order_again(arena.nodes, arena.subgraphs, arena.requests, arena.types, arena.queue)
     free_rows(arena.nodes, arena.subgraphs, arena.types, arena.pools, arena.free_rows, none)

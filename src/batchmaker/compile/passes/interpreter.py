@@ -213,5 +213,4 @@ def interpret(program: Words, slots: Words, bases: Words, registers: int, rows: 
 
 def prepare() -> None:
     """Compile the interpreter, or load it from disk if an earlier process could store it."""
-    if is_available():
-        interpret(np.zeros((0, 5), np.int64), np.zeros((0, 4), np.int64), np.zeros(1, np.int64), 0, 0, 1)
+    interpret(np.zeros((0, 5), np.int64), np.zeros((0, 4), np.int64), np.zeros(1, np.int64), 0, 0, 1)

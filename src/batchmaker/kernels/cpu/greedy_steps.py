@@ -11,6 +11,7 @@ from batchmaker.compiled import compiled_arithmetic, compiled_part
 from batchmaker.kernels.cpu.machine import call_with_number, int64_at, rounded, widened, zero_bytes
 from batchmaker.kernels.cpu.steps import (
     AT,
+    BEGIN,
     BLOCK,
     COUNT,
     ROW_BYTES,
@@ -19,7 +20,10 @@ from batchmaker.kernels.cpu.steps import (
     TARGET,
     TILED,
     TILES,
+    TOKEN,
+    C,
     Flags,
+    H,
     enter,
     finish,
     gather,
@@ -145,12 +149,12 @@ def run_greedy(
     if not can_decode(used, nodes, len(px), tables, said_from, said_rows, test_of, is_constant):
         return False
     note_kept(copies, tables, outputs, keep_at, keep_rows, keep_tables)
-    note_source(copies, 0, h)
-    note_source(copies, 1, c)
-    note_source(copies, 2, said)
+    note_source(copies, H, h)
+    note_source(copies, C, c)
+    note_source(copies, TOKEN, said)
     threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
     now, read = places[len(lanes) :], places[len(lanes) + BLOCK :]
-    first = move = blocks = 0
+    first = move = blocks = BEGIN
     for last in ends:
         entered = move
         move = enter(kind, entered, last, lanes, tables, move_at, h_from, h_rows, c_from, c_rows, h, c)
@@ -161,15 +165,15 @@ def run_greedy(
             if n == 0:
                 continue
             how = ways[n]
-            gather(how, n, now, 0, h, a, narrow)
+            gather(how, n, now, BEGIN, h, a, narrow)
             if how == TILED:
                 run_tiles(
-                    kind, n, 0, blocks % 2 == 1, now, read[:n], px, bias, addresses[TILES], a, g, h, c, w
+                    kind, n, BEGIN, blocks % 2 == 1, now, read[:n], px, bias, addresses[TILES], a, g, h, c, w
                 )  # fmt: skip
             else:
                 multiply(how, n, a, narrow, w, addresses, g)
-                finish(kind, n, 0, now, read, px, bias, g, a, t, h, c)
-            gather(out_way, n, now, 0, h, a, narrow)
+                finish(kind, n, BEGIN, now, read, px, bias, g, a, t, h, c)
+            gather(out_way, n, now, BEGIN, h, a, narrow)
             multiply(out_way, n, a, narrow, out_w, out_addresses, scores)
             for b in range(n):
                 said[now[b]] = best(scores, b, out_bias, h[0, 0])

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled, compiled_arithmetic, compiled_part
+from batchmaker.compiled import compiled, compiled_arithmetic, compiled_part, number
 from batchmaker.kernels.cpu.machine import (
     call_gemm_bf16,
     call_sgemm_compute,
@@ -28,7 +28,7 @@ from batchmaker.kernels.pointwise import tanh
 
 Flags = NDArray[np.bool_]
 
-OWN, PACKED, BF16, TILED = range(4)
+OWN, PACKED, BF16, TILED = map(number, range(4))
 """Ways to multiply: own loops, MKL's packed product, that of bfloat16 matrices, and tile by tile with the gates."""
 
 BLOCK: Final = 64
@@ -41,6 +41,10 @@ The next of its positions; the number of positions; the address of the positions
 consecutive); the part to copy (0: h, 1: c, 2: the chosen token); the address of target row 0; the address of the first
 lane; the bytes of a row.
 """
+
+BEGIN: Final = number(0)
+H, C, TOKEN = map(number, range(3))
+"""Where loops begin, and the parts of a copy, as `number`: otherwise what they are given to is compiled twice."""
 
 SGEMM, WEIGHTS, BF16_GEMM, BF16_WEIGHTS, SET_THREADS, TILES, NUM_ADDRESSES = range(7)
 """Addresses of functions and weights; 0 where there is none."""
@@ -276,8 +280,8 @@ def prepare(
     for p in range(len(tokens)):
         outside += tokens[p] < 0 or tokens[p] >= num_rows
     note_kept(copies, tables, outputs, keep_at, keep_rows, keep_tables)
-    note_source(copies, 0, h)
-    note_source(copies, 1, c)
+    note_source(copies, H, h)
+    note_source(copies, C, c)
     return outside == 0
 
 
@@ -300,7 +304,7 @@ def run_steps(
     if not prepare(used, tokens, of, rows, len(px), h, c, tables, copies, outputs, keep_at, keep_rows, keep_tables):
         return False
     threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
-    first = move = blocks = 0
+    first = move = blocks = BEGIN
     for last in ends:
         move = enter(kind, move, last, lanes, tables, move_at, h_from, h_rows, c_from, c_rows, h, c)
         while first < last:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled_part
+from batchmaker.compiled import compiled_part, number
 from batchmaker.kernels.cpu.tiles import (
     LANES,
     TILE_ROWS,
@@ -31,6 +31,7 @@ RNN_RELU: Final = 3
 _DEPTH: Final = 128
 """Numbers of a state that are multiplied at once with many rows: the weights stay in the first cache."""
 _NEAR, _FAR = 3, 2  # caches to prefetch into
+_YES, _NO = map(number, (1, 0))
 _VECTOR: Final = 4 * LANES  # bytes in float32
 
 
@@ -57,7 +58,7 @@ def tiled(weights: Rows) -> Rows:
 
 
 @compiled_part
-def ask_for(px: Rows, row: int, tile: int, gates: int, near: bool) -> None:
+def ask_for(px: Rows, row: int, tile: int, gates: int, near: int) -> None:
     """Prefetch a row's projected inputs for a tile into the first cache, or the second."""
     size = px.itemsize
     count, units = (4, 4 * LANES) if gates == 1 else (gates, LANES)
@@ -110,8 +111,8 @@ def run_tiles(
     row_bytes, a_bytes = vectors * _VECTOR, a.shape[1] * 4
     tiles = hidden // (LANES if gates > 1 else 4 * LANES)
     part = _DEPTH if n > TILE_ROWS else hidden
-    for number in range(tiles):
-        tile = tiles - 1 - number if down else number
+    for turn in range(tiles):
+        tile = tiles - 1 - turn if down else turn
         for k in range(0, hidden, part):
             depth = min(part, hidden - k)
             these = weights + (tile * hidden + k) * vectors * LANES * size
@@ -134,6 +135,6 @@ def run_tiles(
                     )  # fmt: skip
                     if b + r + TILE_ROWS < n:
                         soon = position + TILE_ROWS
-                        ask_for(px, tokens[soon] if len(tokens) else soon, tile, gates, True)
+                        ask_for(px, tokens[soon] if len(tokens) else soon, tile, gates, _YES)
                     if position + n < len(tokens):  # about the same row of the next block
-                        ask_for(px, tokens[position + n], tile, gates, False)
+                        ask_for(px, tokens[position + n], tile, gates, _NO)
