@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchmaker.model.host_values import converted
 from batchmaker.model.request_shapes import Leaf
-from batchmaker.model.stand_ins import Codes, Kind
+from batchmaker.model.stand_ins import Kind
 from batchmaker.model.templates import Template
 
 Counts = NDArray[np.int64]
@@ -81,7 +81,7 @@ class _Pool:
         self.values = values
         self._sizes = sizes
 
-    def at(self, codes: Sequence[Codes], constants: Sequence[Any] | None = None) -> Any:
+    def at(self, codes: Sequence[Any], constants: Sequence[Any] | None = None) -> Any:
         """Return the values at some codes of each request, one request after the other. constants: of each request."""
         values = self.values
         if constants is None and len(codes) == 1:
@@ -114,8 +114,8 @@ def gather(templates: Sequence[Template], leaves: Sequence[Sequence[Leaf]]) -> t
         pools[kind] = _Pool(values, [one.sizes[number] for one in templates])
     for number, check in enumerate(first.checks):
         pool = pools[check.kind]
-        codes = [one.checks[number].codes for one in templates] if check.codes is not None else None
-        if not _are_below(pool.values if codes is None else pool.at(codes), check.limit):
+        values = pool.values if check.codes is None else pool.at([one.checks[number].codes for one in templates])
+        if not _are_below(values, check.limit):
             return None, _wrong(templates, leaves)
     return Given(templates, [_rows(number, templates, pools) for number in range(len(first.feeds))]), []
 
