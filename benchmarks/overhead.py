@@ -13,6 +13,8 @@ Peers are optional. DyNet and LitServe live in environments of their own, named 
     python -m venv dynet && dynet/bin/pip install dyNET38 "numpy<2"
     python -m venv litserve && litserve/bin/pip install litserve numpy "torch>=2.11,<2.14"
 
+ONNX Runtime, beside which one request alone is measured, is in this one: pip install 'batchmaker[onnx]'.
+
 Lines:
 """
 

@@ -1,4 +1,4 @@
-"""Lines of one LSTM: alone, all waiting, at a moderate load; beside nn.LSTM, by hand, and equal-work buckets."""
+"""Lines of one LSTM: alone, all waiting, at a moderate load; beside nn.LSTM, ONNX Runtime, by hand, and buckets."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from typing import Any, Final, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 import batchmaker as bm
 from batchmaker.cli.workload import make_workload
@@ -18,6 +20,7 @@ from batchmaker.lab import zoo
 from engine_cost.hand_chains import Closed, Continuous, Lstm, Plain
 from engine_cost.hand_server import Batches, in_batches, run_all
 from engine_cost.measuring import (
+    NotRunError,
     Row,
     Settings,
     all_waiting,
@@ -43,15 +46,16 @@ MODERATE_SHARE: Final = 0.054
 
 Size = tuple[int, str]
 ALONE: Final[dict[Size, float]] = {
-    (64, "float32"): 2.5, (128, "float32"): 1.6, (256, "float32"): 1.0, (512, "float32"): 0.8, (1024, "bfloat16"): 0.6,
+    (64, "float32"): 2.5, (128, "float32"): 1.4, (256, "float32"): 0.9, (512, "float32"): 0.55,
+    (1024, "bfloat16"): 0.4,
 }  # fmt: skip
 BY_HAND: Final[dict[Size, float]] = {
-    (64, "float32"): 0.6, (128, "float32"): 0.7, (256, "float32"): 0.8, (512, "float32"): 0.85,
+    (64, "float32"): 1.3, (128, "float32"): 1.1, (256, "float32"): 1.0, (512, "float32"): 0.95,
 }  # fmt: skip
 SORTED: Final[dict[Size, float]] = {
     (128, "float32"): 1.2, (256, "float32"): 2.0, (512, "float32"): 2.8, (1024, "bfloat16"): 1.7,
 }  # fmt: skip
-BUCKETS: Final[dict[Size, float]] = {(128, "float32"): 1.0, (512, "float32"): 1.0, (1024, "bfloat16"): 1.0}
+BUCKETS: Final[dict[Size, float]] = {(128, "float32"): 0.95, (512, "float32"): 0.95, (1024, "bfloat16"): 0.95}
 SPEED: Final = {64: 8.0, 128: 4.0, 256: 2.0, 512: 1.0, 1024: 0.5}
 """How many requests a repeat has, relative to a width of 512: a larger network takes longer for each."""
 
@@ -64,6 +68,7 @@ class Chain:
     name: str
     dtype: str
     engine: bm.Engine
+    cell: nn.LSTMCell
     lstm: Lstm
     plain: Plain
     requests: list[NDArray[np.int64]]
@@ -91,7 +96,7 @@ def chain(settings: Settings, size: Size) -> Iterator[Chain]:
     step: Any = model.cells["step"].module
     with bm.Engine(model, threads=1) as engine:
         found = Chain(
-            f"LSTM {hidden} {dtype}", dtype, engine, Lstm.of(step.embedding, step.layers[0]),
+            f"LSTM {hidden} {dtype}", dtype, engine, step.layers[0], Lstm.of(step.embedding, step.layers[0]),
             Plain(step.embedding, step.layers[0]), requests,
         )  # fmt: skip
         some = requests[:64]
@@ -104,7 +109,7 @@ def _sizes(settings: Settings, wanted: dict[Size, float]) -> dict[Size, float]:
 
 
 def alone(settings: Settings) -> Iterator[Row]:
-    """One request at a time, 25 words: the engine's answer through a future over nn.LSTM."""
+    """One request at a time, 25 words: the engine's answer over the better of nn.LSTM and ONNX Runtime."""
     generator = np.random.default_rng(0)
     for size, target in _sizes(settings, ALONE).items():
         with chain(settings, size) as it:
@@ -114,16 +119,28 @@ def alone(settings: Settings) -> Iterator[Row]:
             def ask(request: Any, it: Chain = it) -> Any:
                 return it.engine.submit(request).result()
 
-            def plain(request: Any, it: Chain = it) -> Any:
-                return it.plain.alone(request)
-
-            sides = {"ours": partial(times_ms, ask, requests), "theirs": partial(times_ms, plain, requests)}
+            onnx_lstm = _onnx_lstm(it)
+            others = {"nn.LSTM": it.plain.alone, "ONNX Runtime": onnx_lstm.alone}
+            it.check([onnx_lstm.alone(request) for request in requests], "ONNX Runtime", requests)
+            sides = {"ours": partial(times_ms, ask, requests)}
+            sides |= {name: partial(times_ms, alone, requests) for name, alone in others.items()}
             interleaved(sides, 1)
             found = interleaved(sides, settings.of(15, 3))
+        seen = {name: float(np.median(found[name])) for name in others}
+        best = min(seen, key=seen.__getitem__)
         yield compared(
-            it.name, "25 words alone", "ms", found["ours"], found["theirs"], better="lower", baseline="nn.LSTM",
-            target=target,
+            it.name, "25 words alone", "ms", found["ours"], found[best], better="lower", baseline=best, target=target,
+            seen=seen, onnxruntime=version("onnxruntime"),
         )  # fmt: skip
+
+
+def _onnx_lstm(it: Chain) -> Any:
+    """Return the same LSTM in ONNX Runtime. NotRunError where it is not installed."""
+    try:
+        from engine_cost.hand_onnx import OnnxLstm
+    except ImportError as error:
+        raise NotRunError(f"needs ONNX Runtime, pip install 'batchmaker[onnx]' ({error})") from None
+    return OnnxLstm(it.plain.embedding, it.cell)
 
 
 def by_hand(settings: Settings) -> Iterator[Row]:
@@ -189,7 +206,7 @@ def moderate(settings: Settings) -> Iterator[Row]:
     for column, figure in enumerate(("p50", "p90")):
         yield compared(
             it.name, f"{figure} at a moderate load", "ms", found["ours"][:, column],
-            found["theirs"][:, column], better="lower", baseline="continuous batching by hand", target=2.0,
+            found["theirs"][:, column], better="lower", baseline="continuous batching by hand", target=1.3,
             rate=rate, peak_by_hand=peak,
         )  # fmt: skip
 

@@ -44,7 +44,7 @@ def decoder(settings: Settings) -> Iterator[Row]:
     model = Spoken(requests[:200])
     reader, writer = model.read.module, model.write.module
     ways: dict[str, Run] = {"torch": PlainBatch(reader, writer), "folded": FoldedBatch(reader, writer)}
-    yield from _both(settings, "GRU encoder-decoder 256", model, requests, ways, targets=(1.0, 1.5))
+    yield from _both(settings, "GRU encoder-decoder 256", model, requests, ways, targets=(0.8, 1.3))
 
 
 def tagger(settings: Settings) -> Iterator[Row]:
@@ -53,7 +53,7 @@ def tagger(settings: Settings) -> Iterator[Row]:
     sentences = [np.asarray(words, np.int64) % TAGGER_WORDS for words in work.requests]
     sentences = [words for words in sentences if SHORTEST <= len(words) <= LONGEST][: settings.of(1330, 150)]
     model = zoo.make("bilstm-tagger", vocabulary_size=TAGGER_WORDS, hidden=TAGGER_HIDDEN, layers=1)
-    yield from _both(settings, f"BiLSTM tagger {TAGGER_HIDDEN}", model, sentences, taggers(model), targets=(0.8, 2.0))
+    yield from _both(settings, f"BiLSTM tagger {TAGGER_HIDDEN}", model, sentences, taggers(model), targets=(0.9, 1.3))
 
 
 def spelled(settings: Settings, count: int) -> list[NDArray[np.int64]]:

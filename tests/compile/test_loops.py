@@ -158,6 +158,6 @@ def test_times_decide_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
         def times(calls: list[Any], otherwise_s: float = otherwise_s) -> list[float]:
             return [*((0.5 + i) * 1e-6 for i in range(len(calls) - 1)), otherwise_s]
 
-        monkeypatch.setattr("batchmaker.kernels.cpu.choice._least_s", times)
+        monkeypatch.setattr("batchmaker.kernels.cpu.choice.least_s", times)
         assert choose(loop, lambda _: lambda: None, range(1, 301))[1:].tolist() == [wanted] * 300
     assert set(loop.plan.ways[1:9].tolist()) == {OWN}

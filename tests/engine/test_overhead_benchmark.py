@@ -241,6 +241,16 @@ def test_closed_batches_by_hand_give_the_states_of_torchs_lstm(scripts, dtype, t
         assert max(differences) < tolerance
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.03)])
+def test_the_lstm_in_onnx_runtime_has_the_state_of_torchs(scripts, dtype, tolerance):
+    pytest.importorskip("onnxruntime")
+    step = zoo.make("lstm", vocabulary_size=50, hidden=24, dtype=dtype).cells["step"].module
+    _, plain = lstm(scripts, dtype)
+    other = importlib.import_module("engine_cost.hand_onnx").OnnxLstm(step.embedding, step.layers[0])
+    for request in sentences(LENGTHS):
+        assert np.abs(other.alone(request) - plain.alone(request).float().numpy()).max() < tolerance
+
+
 def test_bfloat16_is_rounded_as_torch_does(scripts):
     kernels = scripts["hand_kernels"]
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0))

@@ -31,7 +31,7 @@ def test_a_hopeless_way_is_tried_twice_and_the_others_until_time_is_over(clock):
     def taking(name: str, seconds: float) -> Any:
         return lambda: (tried.append(name), clock.spend(seconds))
 
-    least = choice._least_s([taking("slow", 1e-3), taking("quick", 1e-4), taking("near", 2e-4)])
+    least = choice.least_s([taking("slow", 1e-3), taking("quick", 1e-4), taking("near", 2e-4)])
     assert least == pytest.approx([1e-3, 1e-4, 2e-4])
     assert (tried.count("slow"), tried.count("quick")) == (2, tried.count("near"))
     assert tried.count("quick") > 2

@@ -285,7 +285,7 @@ def test_with_templates_is_as_recorded_anew(
 @given(
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=6),
     order=st.randoms(use_true_random=False),
-    form=st.sampled_from(["chain", "framed", "calls", "reversed"]),
+    form=st.sampled_from(["chain", "framed", "calls", "reversed", "last two"]),
 )
 def test_values_of_many_requests_are_laid_out_as_those_of_each(
     serve: Callable[..., Serving], lengths: list[int], order: Any, form: str
@@ -316,3 +316,13 @@ def test_values_of_many_requests_are_laid_out_as_those_of_each(
                 for row, value in zip(np.r_[of_one].tolist(), torch.as_tensor(wanted).tolist(), strict=True):
                     assert found.pop(row) == value
             assert not found
+
+
+@pytest.mark.parametrize("form", ["chain", "framed", "calls", "reversed"])
+def test_requests_of_several_lengths_are_laid_out_in_one_go(serve: Callable[..., Serving], form: str) -> None:
+    serving = serve(FORMS[form][0])
+    requests = [list(range(length)) for length in (2, 3, 7)]
+    for request in requests * 2:
+        serving.ask(request)
+    sights = serving.templates.look([(0, request, None) for request in requests])
+    assert len({sight[2].form for sight in sights}) == 1  # type: ignore[index,union-attr]

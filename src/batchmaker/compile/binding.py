@@ -18,6 +18,7 @@ from batchmaker.compile.forms import CPU, CellForms, PlainModule
 from batchmaker.compile.identity import CellIdentity, canonical
 from batchmaker.compile.loops import ChainLoop, chain_loop
 from batchmaker.compile.lower import Packer
+from batchmaker.compile.node_loop import NodeChoice, NodeLoop
 from batchmaker.compile.opaque import Opaque, proved_outputs
 from batchmaker.compile.programs import AnyProgram, ReadProgram, module_of, prove_values
 from batchmaker.compile.recurrent_cells import Recurrence
@@ -195,7 +196,7 @@ class BoundCell:
     """
 
     __slots__ = (
-        "_chain_loop", "_forms", "_notes", "_split", "_splits", "hoisted", "identity", "inputs", "name",
+        "_chain_loop", "_forms", "_node_loop", "_notes", "_split", "_splits", "hoisted", "identity", "inputs", "name",
         "num_sequence_inputs", "outputs",
     )  # fmt: skip
 
@@ -218,6 +219,7 @@ class BoundCell:
         self._forms = forms
         self._split: Split | None = None
         self._chain_loop: ChainLoop | None = None
+        self._node_loop: NodeChoice | None = None
         self._splits: dict[int, BoundCell] = {}
 
     @property
@@ -279,12 +281,19 @@ class BoundCell:
         """
         return None if self._chain_loop is None else self._chain_loop.fastest(batch)
 
+    def node_loop_for(self, batch: int) -> NodeLoop | None:
+        """Return the compiled call for tasks of single nodes, if it is faster than `call` for steps of `batch` rows.
+
+        None if `warm_up` has not measured it.
+        """
+        return None if self._node_loop is None else self._node_loop.fastest(batch)
+
     def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
         """Return the cell as an LSTM or a GRU with so many inputs per step; None if it computes anything else."""
         return self._forms.recurrence(num_sequence_inputs)
 
     def warm_up(self, batch_sizes: Sequence[int], hoist_sizes: Sequence[int] = ()) -> None:
-        """Run every size once, and measure the loop. No request then waits for oneDNN's preparations for a new size.
+        """Run every size once, and measure the loops. No request then waits for oneDNN's preparations for a new size.
 
         batch_sizes: for `step`, or for `call` if the cell is not split. hoist_sizes: for `hoist`.
         """
@@ -299,6 +308,9 @@ class BoundCell:
             self.hoist(self.example(size)[: self.num_sequence_inputs])
         if self._chain_loop is not None:
             self._chain_loop.measure(batch_sizes, hoist_sizes)
+        if self.num_sequence_inputs is None and (loop := self._forms.node_loop(self.inputs, self.outputs)) is not None:
+            self._node_loop = NodeChoice(loop)
+            self._node_loop.measure(self._forms.whole(), self.example, batch_sizes)
 
     def __repr__(self) -> str:
         given, made = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))

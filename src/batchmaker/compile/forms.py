@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from batchmaker.compile.dataflow import CannotRewriteError, TracedCell
 from batchmaker.compile.export import flat_outputs
 from batchmaker.compile.lower import Packer
+from batchmaker.compile.node_loop import NodeLoop, find_node_loop
 from batchmaker.compile.opaque import Opaque
 from batchmaker.compile.program import Program
 from batchmaker.compile.recurrent_cells import Recurrence, find_recurrence
@@ -103,6 +104,14 @@ class CellForms:
                 made if self._is_right(lambda rows, sizes: in_sizes(made, rows, sizes), graph) else self._plain
             )
         return self._whole
+
+    def node_loop(self, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec]) -> NodeLoop | None:
+        """Return the compiled call for tasks of single nodes; None if there is none, or it gives other numbers."""
+        graph, device = self._graph, self._plain.device
+        loop = None if graph is None or device != CPU else find_node_loop(graph, inputs, outputs)
+        if loop is None or not self._plain.tried.computes_the_same(lambda rows, _: loop.call(rows, outputs), device):
+            return None
+        return loop
 
     def split(self, inputs: tuple[ValueSpec, ...], num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
         """Return the cell in two parts, and a note on the split."""

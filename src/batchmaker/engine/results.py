@@ -234,25 +234,28 @@ class Results:
         sequences: dict[ResultTable, _Reads] = {}
         for members in alike.values():
             columns: dict[Handle, list[Any]] = {}
-            shifts: list[int] = []
             for place, request in enumerate(members):
                 request.gathered, request.place = columns, place
-                shifts.append(request.shift)
+            shifts = np.array([request.shift for request in members])
             for handle in members[0].unfolding.handles:
                 table = self.tables.find(handle.output, handle.spec)
                 if table is None:  # each value was told
                     continue
                 if isinstance(handle, ValueSequence):
                     nodes, sizes, owners = sequences.setdefault(table, ([], [], []))
-                    found = [request.nodes(handle) for request in members]
-                    nodes += found
-                    sizes += map(len, found)
+                    if handle.open_ended:
+                        found = [request.nodes(handle) for request in members]
+                        nodes += found
+                        sizes += map(len, found)
+                    else:
+                        nodes.append((shifts[:, None] + handle.nodes).reshape(-1))
+                        sizes += [len(handle.nodes)] * len(members)
                 else:
                     nodes, _, owners = values.setdefault(table, ([], [], []))
                     if handle.ends_open_loop:
-                        nodes.append(np.array(shifts) + [request.ended[handle.node] for request in members])
+                        nodes.append(shifts + [request.ended[handle.node] for request in members])
                     else:
-                        nodes.append(np.array(shifts) + handle.node)
+                        nodes.append(shifts + handle.node)
                 owners.append((columns, handle, len(members)))
         for table, (nodes, _, owners) in values.items():
             read = table.read(nodes[0] if len(nodes) == 1 else np.concatenate(nodes))

@@ -1,4 +1,4 @@
-"""Runs a task of recurrent chains in one compiled call, on the scheduler's arrays. Used by RunningTask."""
+"""Runs a task in one compiled call, on the scheduler's arrays, if its cell has a loop. Used by RunningTask."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.compile.binding import BoundCell
+from batchmaker.compile.node_loop import NodeTask
 from batchmaker.executor.base import LoopTests
 from batchmaker.executor.tables import StateTables
 from batchmaker.graph.spec import ValueSpec
@@ -37,12 +38,12 @@ class Looped:
 def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables, tests: LoopTests | None) -> Looped | None:
     """Run all steps of a task in one call, if this is the fastest way. tests: applied between steps, if it has loops.
 
-    Returns None, with nothing written, if the steps must run one by one: the cell is more than one recurrent step, a
-    step has no lanes, a stop test must be called between two steps, or an input is wrong.
+    Returns None, with nothing written, if the steps must run one by one: the cell has no loop, only some of the steps
+    have lanes, a stop test must be called between two steps, or an input is wrong.
     """
     lanes = task.lanes
     if lanes is None:
-        return None
+        return _run_nodes(task, cell, tables)
     num_sequence = len(cell.inputs) - len(lanes.tables)
     loop = cell.split(num_sequence).loop_for(task.largest)
     if loop is None:
@@ -66,6 +67,20 @@ def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables, tests: Loop
     return Looped(_as_values(task, fetched, cell)) if loop.run(looped) else None
 
 
+def _run_nodes(task: RunTask, cell: BoundCell, tables: StateTables) -> Looped | None:
+    """As run_in_loop, for a task of single nodes."""
+    loop = cell.node_loop_for(task.largest)
+    if loop is None:
+        return None
+    keep_at, keep_rows, keep_tables, fetched = _outputs_of(task, cell)
+    looped = NodeTask(
+        task.ends, task.largest, np.ascontiguousarray(task.source_tables), np.ascontiguousarray(task.source_rows),
+        tables.addresses, keep_at, keep_rows, keep_tables, tuple([f.positions for f in task.fetches]),
+        tuple([f.output for f in task.fetches]), fetched,
+    )  # fmt: skip
+    return Looped(_as_values(task, fetched, cell)) if loop.run(looped) else None
+
+
 def _described(
     task: RunTask,
     lanes: TaskLanes,
@@ -76,12 +91,7 @@ def _described(
     inputs: tuple[NDArray[Any], ...] = (),
 ) -> tuple[LoopTask, tuple[NDArray[Any], ...]]:
     """Return a task in the form that loops take, and the arrays into which they write the values of its fetches."""
-    keep_at, keep_rows, keep_tables = _NONE, _NONE, _NONE
-    keep = task.keep
-    if keep is not None and keep.positions is not None:
-        keep_at, keep_rows, keep_tables = keep.positions, keep.rows, _numbers(keep.tables)
-    outputs = cell.outputs
-    fetched = tuple([_room(len(f.positions), outputs[f.output]) for f in task.fetches])
+    keep_at, keep_rows, keep_tables, fetched = _outputs_of(task, cell)
     looped = LoopTask(
         task.ends, task.largest, lanes.used, lanes.rows, tables.addresses, source_tables, source_rows, inputs,
         lanes.move_at, lanes.move_tables, lanes.move_rows, tuple([tables.array(table) for table in lanes.tables]),
@@ -89,6 +99,15 @@ def _described(
         tuple([f.output for f in task.fetches]), fetched,
     )  # fmt: skip
     return looped, fetched
+
+
+def _outputs_of(task: RunTask, cell: BoundCell) -> tuple[Rows, Rows, Rows, tuple[NDArray[Any], ...]]:
+    """Return positions, rows and tables of what stays in state tables, and arrays for the values of the fetches."""
+    outputs, keep = cell.outputs, task.keep
+    fetched = tuple([_room(len(fetch.positions), outputs[fetch.output]) for fetch in task.fetches])
+    if keep is None or keep.positions is None:
+        return _NONE, _NONE, _NONE, fetched
+    return keep.positions, keep.rows, _numbers(keep.tables), fetched
 
 
 def _inputs(of: Rows, rows: Rows, tables: StateTables) -> NDArray[Any]:

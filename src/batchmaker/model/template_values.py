@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from batchmaker.model.host_values import converted
 from batchmaker.model.request_shapes import Leaf
 from batchmaker.model.stand_ins import Kind
-from batchmaker.model.templates import Feed, Template
+from batchmaker.model.templates import Template
 
 Counts = NDArray[np.int64]
 
@@ -25,16 +25,14 @@ class Given:
     The places of a request's nodes are known after admission: see `rows`.
     """
 
-    __slots__ = ("_counts", "_ends", "_firsts", "_nodes", "_only", "_values", "num_requests")
+    __slots__ = ("_counts", "_ends", "_firsts", "_templates", "_values")
 
     def __init__(self, templates: Sequence[Template], values: list[Any]) -> None:
-        self.num_requests = len(templates)
         self._values = values
-        self._nodes = [feed.host.nodes for feed in templates[0].feeds]  # the same in all templates, if there are any
-        self._only = templates[0].feeds if len(templates) == 1 else ()
-        if self._only:  # the arrays below would cost more than the rest
-            return
+        self._templates = templates
         count, feeds = len(templates), len(values)
+        if count == 1:  # the arrays below would cost more than the rest
+            return
         nodes = np.fromiter(chain.from_iterable([one.spans for one in templates]), np.int64, 2 * count * feeds)
         self._firsts, self._counts = nodes.reshape(count, 2, feeds).transpose(1, 0, 2)
         self._ends = np.cumsum(self._counts, axis=0)
@@ -45,24 +43,21 @@ class Given:
         places: positions of the requests, each once. shifts: for each request, the offset from its own node numbers to
         rows.
         """
-        values, nodes = self._values[feed], self._nodes[feed]
-        if self._only:
-            return self._only[feed].host.rows(shifts[0]), values
+        values, templates = self._values[feed], self._templates
         if len(places) == 1:
             (place,), (shift,) = places, shifts
-            count, end = int(self._counts[place, feed]), int(self._ends[place, feed])
-            values = values[end - count : end]
-            if nodes is not None:
-                return nodes + shift, values
-            first = int(self._firsts[place, feed]) + shift
-            return slice(first, first + count), values
+            if len(templates) > 1:
+                count, end = int(self._counts[place, feed]), int(self._ends[place, feed])
+                values = values[end - count : end]
+            return templates[place].feeds[feed].host.rows(shift), values
         where = np.array(places)
         counts = self._counts[where, feed]
-        if len(places) < self.num_requests or bool((where[1:] < where[:-1]).any()):
+        if len(places) < len(templates) or bool((where[1:] < where[:-1]).any()):
             values = values[_spans(self._ends[where, feed] - counts, counts)]
-        if nodes is not None:
-            return (np.array(shifts)[:, None] + nodes).reshape(-1), values
-        return _spans(self._firsts[where, feed] + shifts, counts), values
+        if templates[0].feeds[feed].host.nodes is None:  # alike in all templates of one form
+            return _spans(self._firsts[where, feed] + shifts, counts), values
+        nodes = np.concatenate([templates[place].feeds[feed].host.nodes for place in places])
+        return nodes + np.repeat(shifts, counts), values
 
 
 def _spans(firsts: Counts, counts: Counts) -> NDArray[np.int64]:
@@ -76,6 +71,31 @@ Drawn = tuple[Template, Given, int]
 """The template of a request, and where its values are: which of those given, and its place among them."""
 
 
+@final
+class _Pool:
+    """All values of one kind in some requests, one request after the other. sizes: how many each request has."""
+
+    __slots__ = ("_sizes", "values")
+
+    def __init__(self, values: Any, sizes: Sequence[int]) -> None:
+        self.values = values
+        self._sizes = sizes
+
+    def at(self, codes: Sequence[Any], constants: Sequence[Any] | None = None) -> Any:
+        """Return the values at some codes of each request, one request after the other. constants: of each request."""
+        values = self.values
+        if constants is None and len(codes) == 1:
+            return values[codes[0]]
+        places, counts = np.concatenate(codes), list(map(len, codes))
+        starts = np.repeat(np.cumsum(self._sizes) - self._sizes, counts)
+        if constants is None:
+            return values[places + starts]
+        numbers = list(map(len, constants))
+        firsts = np.repeat(len(values) + np.cumsum(numbers) - numbers - self._sizes, counts)
+        is_constant = places >= np.repeat(self._sizes, counts)
+        return np.concatenate((values, *constants))[places + np.where(is_constant, firsts, starts)]
+
+
 def gather(templates: Sequence[Template], leaves: Sequence[Sequence[Leaf]]) -> tuple[Given | None, list[int]]:
     """Lay out the values of requests whose templates have one form. leaves: of each request.
 
@@ -85,23 +105,19 @@ def gather(templates: Sequence[Template], leaves: Sequence[Sequence[Leaf]]) -> t
     if not templates:
         return None, []
     first = templates[0]
-    pools: dict[Kind, Any] = {}
-    for kind in first.kinds:
+    pools: dict[Kind, _Pool] = {}
+    for number, kind in enumerate(first.kinds):
         try:
-            pools[kind] = _flat(kind, chain.from_iterable(leaves))
+            values = _flat(kind, chain.from_iterable(leaves))
         except OverflowError:  # integers of more than 64 bits
             return None, _wrong(templates, leaves)
-    for check in first.checks:
-        values = pools[check.kind]
-        if check.codes is not None:
-            values = values.reshape(len(templates), -1)[:, check.codes[check.codes < _width(values, templates)]]
+        pools[kind] = _Pool(values, [one.sizes[number] for one in templates])
+    for number, check in enumerate(first.checks):
+        pool = pools[check.kind]
+        values = pool.values if check.codes is None else pool.at([one.checks[number].codes for one in templates])
         if not _are_below(values, check.limit):
             return None, _wrong(templates, leaves)
-    return Given(templates, [_rows(feed, pools, len(templates)) for feed in first.feeds]), []
-
-
-def _width(values: Any, templates: Sequence[Template]) -> int:
-    return len(values) // len(templates)
+    return Given(templates, [_rows(number, templates, pools) for number in range(len(first.feeds))]), []
 
 
 def _wrong(templates: Sequence[Template], leaves: Sequence[Sequence[Leaf]]) -> list[int]:
@@ -139,25 +155,20 @@ def _are_below(values: Any, limit: int) -> bool:
     return int(values.min()) >= 0 and int(values.max()) < limit
 
 
-def _rows(feed: Feed, pools: dict[Kind, Any], num_requests: int) -> Any:
+def _rows(number: int, templates: Sequence[Template], pools: dict[Kind, _Pool]) -> Any:
     """Return the values of one feed of all requests, in the order of the requests, [all nodes, *shape]."""
+    feeds = [one.feeds[number] for one in templates]
+    feed = feeds[0]
     if feed.kind is None:
-        fixed = feed.fixed
-        if num_requests == 1:
-            return fixed
-        return (
-            torch.cat([fixed] * num_requests)
-            if isinstance(fixed, torch.Tensor)
-            else np.concatenate([fixed] * num_requests)
-        )
-    values = pools[feed.kind]
+        fixed = [one.fixed for one in feeds]
+        if len(fixed) == 1:
+            return fixed[0]
+        return torch.cat(fixed) if isinstance(fixed[0], torch.Tensor) else np.concatenate(fixed)
+    pool = pools[feed.kind]
+    values = pool.values
     if feed.codes is not None:
-        values = values.reshape(num_requests, -1)
-        if feed.constants is not None:
-            values = np.concatenate(
-                (values, np.broadcast_to(feed.constants, (num_requests, len(feed.constants)))), axis=1
-            )
-        values = values[:, feed.codes]
+        constants = None if feed.constants is None else [one.constants for one in feeds]
+        values = pool.at([one.codes for one in feeds], constants)
     values = values.reshape(-1, *feed.spec.shape) if feed.spec.shape else values.reshape(-1)
     if feed.kind is int and feed.spec.dtype == "int64":
         return values

@@ -50,7 +50,10 @@ class Feed:
 @final
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check: values of a request, given by codes or all of them, must be at least 0 and below `limit`."""
+    """A check: values of a request, given by codes or all of them, must be at least 0 and below `limit`.
+
+    codes: without those of constants, which the proof has seen.
+    """
 
     kind: Kind
     codes: Codes | None
@@ -62,14 +65,14 @@ class Template:
     """The unfolding of any request of one shape, without its values. It replaces an ended `Unfolding`.
 
     graph: shared by all. feeds: one for each host input. checks: a request that fails one must be unfolded, because it
-    is wrong. kinds: of its values. guard: while it holds, the function would still give this graph. form: templates of
-    one form take the values of their requests in the same way, all of them in order, so the values of many requests can
-    be concatenated. spans: the first nodes of all feeds, then the counts.
+    is wrong. kinds, sizes: of its values, and how many it has of each. guard: while it holds, the function would still
+    give this graph. form: templates of one form have the same feeds and checks, but for how many values and which, so
+    the values of many requests can be laid out together. spans: the first nodes of all feeds, then the counts.
     """
 
     __slots__ = (
         "_result", "after", "before", "checks", "feeds", "form", "graph", "guard", "handles", "kinds", "loops",
-        "num_nodes", "returns_kept", "spans", "streamed_sequence", "streams_result",
+        "num_nodes", "returns_kept", "sizes", "spans", "streamed_sequence", "streams_result",
     )  # fmt: skip
 
     open = False
@@ -81,7 +84,7 @@ class Template:
         before: KeptState | None,
         feeds: tuple[Feed, ...],
         checks: tuple[Check, ...],
-        kinds: tuple[Kind, ...],
+        sizes: Mapping[Kind, int],
         guard: Guard,
     ) -> None:
         graph = unfolding.graph
@@ -95,17 +98,21 @@ class Template:
         self.loops = dict(unfolding.loops)
         self.feeds = feeds
         self.checks = checks
-        self.kinds = kinds
+        self.kinds, self.sizes = tuple(sizes), tuple(sizes.values())
         self.guard = guard
         self.streamed_sequence = unfolding.streamed_sequence
         self.streams_result = unfolding.streams_result
         self._result = unfolding.returned
         self.handles = unfolding.handles
         self.returns_kept = unfolding.returns_kept
-        takes_all = all(feed.codes is None for feed in feeds) and all(check.codes is None for check in checks)
-        in_order = takes_all and all(feed.host.nodes is None and feed.fixed is None for feed in feeds)
-        fed = tuple([(feed.host.type_id, feed.host.port, feed.kind) for feed in feeds])
-        self.form: Hashable = (kinds, fed, checks) if in_order else id(self)
+        fed = tuple([
+            (
+                feed.host.type_id, feed.host.port, feed.kind, type(feed.fixed), feed.codes is None,
+                feed.constants is None, feed.host.nodes is None,
+            ) for feed in feeds
+        ])  # fmt: skip
+        tested = tuple([(check.kind, check.codes is None, check.limit) for check in checks])
+        self.form: Hashable = (self.kinds, fed, tested)
         self.spans = [*[feed.host.first for feed in feeds], *[feed.host.count for feed in feeds]]
 
     def results(self, count: int, column: Column) -> list[Any]:
@@ -161,7 +168,7 @@ def prove(
         feeds = tuple(
             [_feed(host, cells[host.type_id].inputs[host.port], stand_ins) for host in unfolding.graph.host_inputs]
         )
-        return Template(unfolding, before, feeds, _checks(feeds, stand_ins), tuple(stand_ins.sizes), guard)
+        return Template(unfolding, before, feeds, _checks(feeds, stand_ins), stand_ins.sizes, guard)
 
 
 def _ends_alike(until: Any, reads: Reads) -> bool:
@@ -185,7 +192,12 @@ def _checks(feeds: Sequence[Feed], stand_ins: StandIns) -> tuple[Check, ...]:
     for kind, codes, limit in wanted:
         if codes is None:
             of_all[kind] = min(limit, of_all.get(kind, limit))
-    others = [Check(kind, codes, limit) for kind, codes, limit in wanted if codes is not None]
+    others = [
+        Check(kind, codes[codes < stand_ins.sizes[kind]], limit)
+        for kind, codes, limit in wanted
+        if codes is not None and limit < of_all.get(kind, limit + 1)  # not if all values pass a stricter check
+    ]
+    others = [check for check in others if check.codes is None or len(check.codes)]
     return (*(Check(kind, None, limit) for kind, limit in of_all.items()), *others)
 
 

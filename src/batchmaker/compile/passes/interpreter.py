@@ -67,7 +67,7 @@ def _machine_code(write: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_machine_code
-def _load(_typing: Any, address: Any, index: Any) -> Any:
+def load(_typing: Any, address: Any, index: Any) -> Any:
     """Return float32 number `index` from an address on."""
 
     def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -78,7 +78,7 @@ def _load(_typing: Any, address: Any, index: Any) -> Any:
 
 
 @_machine_code
-def _store(_typing: Any, address: Any, index: Any, value: Any) -> Any:
+def store(_typing: Any, address: Any, index: Any, value: Any) -> Any:
     """Store a float32 number as number `index` from an address on."""
 
     def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -125,31 +125,31 @@ def _work(code: int, d: int, a: int, b: int, c: int, count: int) -> None:
     """Do one operation on `count` numbers. The result must not overlap the operands."""
     if code == ADD:
         for j in range(count):
-            _store(d, j, _load(a, j) + _load(b, j))
+            store(d, j, load(a, j) + load(b, j))
     elif code == SUB:
         for j in range(count):
-            _store(d, j, _load(a, j) - _load(b, j))
+            store(d, j, load(a, j) - load(b, j))
     elif code == MUL:
         for j in range(count):
-            _store(d, j, _load(a, j) * _load(b, j))
+            store(d, j, load(a, j) * load(b, j))
     elif code == DIV:
         for j in range(count):
-            _store(d, j, _load(a, j) / _load(b, j))
+            store(d, j, load(a, j) / load(b, j))
     elif code == MULTIPLY_ADD:
         for j in range(count):
-            _store(d, j, _load(b, j) * _load(c, j) + _load(a, j))
+            store(d, j, load(b, j) * load(c, j) + load(a, j))
     elif code == MULTIPLY_SUB:
         for j in range(count):
-            _store(d, j, _load(a, j) - _load(b, j) * _load(c, j))
+            store(d, j, load(a, j) - load(b, j) * load(c, j))
     elif code == LERP:
         for j in range(count):
-            _store(d, j, _load(c, j) * (_load(b, j) - _load(a, j)) + _load(a, j))
+            store(d, j, load(c, j) * (load(b, j) - load(a, j)) + load(a, j))
     elif code == SIGMOID:
         for j in range(count):
-            _store(d, j, sigmoid(_load(a, j)))
+            store(d, j, sigmoid(load(a, j)))
     elif code == TANH:
         for j in range(count):
-            _store(d, j, tanh(_load(a, j)))
+            store(d, j, tanh(load(a, j)))
     else:
         _work_seldom(code, d, a, b, count)
 
@@ -159,25 +159,25 @@ def _work_seldom(code: int, d: int, a: int, b: int, count: int) -> None:
     """As `_work`, for the other operations. A NaN in either operand gives a NaN."""
     if code == RELU:
         for j in range(count):
-            x = _load(a, j)
-            _store(d, j, _ZERO if x < _ZERO else x)
+            x = load(a, j)
+            store(d, j, _ZERO if x < _ZERO else x)
     elif code == MAXIMUM:
         for j in range(count):
-            x, y = _load(a, j), _load(b, j)
-            _store(d, j, y if x < y or y != y else x)
+            x, y = load(a, j), load(b, j)
+            store(d, j, y if x < y or y != y else x)
     elif code == MINIMUM:
         for j in range(count):
-            x, y = _load(a, j), _load(b, j)
-            _store(d, j, y if y < x or y != y else x)
+            x, y = load(a, j), load(b, j)
+            store(d, j, y if y < x or y != y else x)
     elif code == ABS:
         for j in range(count):
-            _store(d, j, abs(_load(a, j)))
+            store(d, j, abs(load(a, j)))
     elif code == WIDEN:
         for j in range(count):
-            _store(d, j, _load_short(a, j))
+            store(d, j, _load_short(a, j))
     elif code == NARROW:
         for j in range(count):
-            _store_short(d, j, _load(a, j))
+            _store_short(d, j, load(a, j))
 
 
 @compiled_arithmetic

@@ -98,6 +98,17 @@ class Pass:
     def num_instructions(self) -> int:
         return len(self._program)
 
+    @property
+    def for_machine(self) -> tuple[machine.Words, machine.Words, int, int] | None:
+        """The program, its slots, and how many values it reads and returns; None but for float32.
+
+        Slots refer to the values that are read, then those that are returned, zero, and the registers. They hold
+        addresses of constants, which this object keeps alive.
+        """
+        if self._dtype is not torch.float32:
+            return None
+        return self._program, self._slots, len(self._widths), self._results
+
     def __call__(self, *values: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the results for a batch."""
         values = tuple([value if value.is_contiguous() else value.contiguous() for value in values])

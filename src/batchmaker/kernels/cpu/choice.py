@@ -75,7 +75,7 @@ def choose_greedy(
         if len(faster) >= _NEEDED and time.thread_time() > end_s:
             break
         num_steps = _num_steps(loop.recurrent, n)
-        looped, stepped = _least_s([_greedy(loop, n, num_steps), step(n)])
+        looped, stepped = least_s([_greedy(loop, n, num_steps), step(n)])
         faster[n] = looped / max(num_steps * stepped, 1e-9)
     sizes = sorted(faster)
     found: NDArray[np.bool_] = np.interp(np.arange(batch_sizes[-1] + 1), sizes, [faster[n] for n in sizes]) < 1
@@ -107,7 +107,7 @@ def _times(loop: RecurrentLoop, step: Callable[[int], Callable[[], Any]], n: int
     px = loop.as_stored(np.random.default_rng(0).standard_normal((n * num_steps, loop.width), np.float32))
     task = example_task(loop, n, num_steps)
     calls = [*(_compiled(loop, way, task, px) for way in tried), _products(loop, task, px), step(n)]
-    *compiled, products, stepped = _least_s(calls)
+    *compiled, products, stepped = least_s(calls)
     return _Times(tried[compiled.index(min(compiled))], min(compiled), products, num_steps * stepped)
 
 
@@ -174,7 +174,7 @@ def _products(loop: RecurrentLoop, task: LoopTask, px: Rows) -> Callable[[], Any
     return lambda: loop.run_products(task, px, task.move_at[:0])
 
 
-def _least_s(calls: list[Callable[[], Any]]) -> list[float]:
+def least_s(calls: list[Callable[[], Any]]) -> list[float]:
     """Return the least time of each call.
 
     The calls take turns for some milliseconds, at least two or three times each; a hopeless one only twice, since the

@@ -57,6 +57,17 @@ def int64_at(_: Any, address: Any, index: Any) -> Any:
 
 
 @_made
+def write_int64(_: Any, address: Any, index: Any, value: Any) -> Any:
+    """Write element `index` of the int64 array that begins at an address."""
+
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        array = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        builder.store(args[2], builder.gep(array, [args[1]]))
+
+    return types.void(types.int64, types.int64, types.int64), build
+
+
+@_made
 def copy_bytes(_: Any, target: Any, source: Any, count: Any) -> Any:
     """Copy bytes from one address to another; the two do not overlap."""
 

@@ -100,9 +100,9 @@ class Products:
 
     def _use(self, way: int, call: int, function: Any, weights: int, address: int, functions: Library) -> None:
         self.ways.append(way)
-        self.addresses[call] = _address(function)
+        self.addresses[call] = address_of(function)
         self.addresses[weights] = address
-        self.addresses[SET_THREADS] = _address(functions.set_threads)
+        self.addresses[SET_THREADS] = address_of(functions.set_threads)
 
 
 def pack(w: NDArray[np.float32], functions: Library) -> tuple[NDArray[np.uint8], int]:
@@ -157,7 +157,8 @@ def _multiplies_bf16(gemm: Any) -> bool:
     return torch.allclose(c, a.float() @ b.float().t(), atol=1e-4)
 
 
-def _address(function: Any) -> int:
+def address_of(function: Any) -> int:
+    """Return the address of a function of the library, for compiled loops."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 

@@ -1,0 +1,242 @@
+"""Tasks of single nodes in one compiled call give what the cell gives, row by row and step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import batchmaker as bm
+from batchmaker.compile.binding import BoundCell, bind
+from batchmaker.compile.node_loop import NodeChoice, NodeLoop, NodeTask
+from batchmaker.compile.passes.interpreter import is_available
+from batchmaker.graph.spec import ValueSpec
+from batchmaker.kernels.cpu.products import library
+from batchmaker.lab import zoo
+
+pytestmark = pytest.mark.skipif(
+    not is_available() or library().sgemm is None, reason="needs compiled loops and MKL's packed product"
+)
+
+WIDTH = 32
+TOKEN = ValueSpec((), "int64")
+ROWS = ValueSpec((WIDTH,), "float32")
+
+
+class Sum(nn.Module):
+    """(x, y) -> (tanh(A x + B y + b), the same without tanh, and the place of the greatest)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        total = self.a(x) + self.b(y)
+        return total.tanh(), total, total.argmax(-1)
+
+
+class Named(nn.Module):
+    """(word, x) -> relu(C tanh(word's row * x)) + x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.c = nn.Embedding(7, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, word: Tensor, x: Tensor) -> Tensor:
+        return self.c((self.embedding(word) * x).tanh()).relu() + x
+
+
+class Best(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 2.0).argmax(1)
+
+
+class HandedOn(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.tanh() * 2.0, x
+
+
+class Sorted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sort(-1).values.tanh()
+
+
+class NextToken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WIDTH, WIDTH)
+
+    def forward(self, word: Tensor) -> Tensor:
+        return (self.embedding(word) * 2.0).argmax(-1)
+
+
+def bound(module: nn.Module, *inputs: ValueSpec) -> BoundCell:
+    torch.manual_seed(0)
+    for weight in module.parameters():
+        nn.init.normal_(weight, std=0.3)
+    return bind(module.eval().requires_grad_(False), inputs, name="cell")
+
+
+def loop_of(cell: BoundCell) -> NodeLoop | None:
+    return cell._forms.node_loop(cell.inputs, cell.outputs)
+
+
+def rows(cell: BoundCell, count: int) -> tuple[Tensor, ...]:
+    made = torch.Generator().manual_seed(count)
+    return tuple([
+        torch.randn(count, *spec.shape, generator=made)
+        if spec.dtype == "float32"
+        else torch.randint(0, spec.num_tokens or 1, (count,), generator=made)
+        for spec in cell.inputs
+    ])  # fmt: skip
+
+
+def of_zoo(name: str, cell: str, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: zoo.make(name, **options).cells[cell].module
+
+
+CELLS: dict[str, tuple[Callable[[], nn.Module], Sequence[ValueSpec]]] = {
+    "sum": (Sum, (ROWS, ROWS)),
+    "named": (Named, (TOKEN, ROWS)),
+    "best": (Best, (ROWS,)),
+    "tree leaf": (of_zoo("treelstm", "leaf", vocabulary_size=9, hidden=WIDTH), (TOKEN,)),
+    "tree node": (of_zoo("treelstm", "inner", vocabulary_size=9, hidden=WIDTH), (ROWS,) * 4),
+    "wide tree node": (
+        of_zoo("treelstm", "inner", vocabulary_size=9, hidden=144), (ValueSpec((144,), "float32"),) * 4
+    ),
+    "tag": (of_zoo("bilstm-tagger", "tag", vocabulary_size=9, hidden=WIDTH, layers=1), (ROWS, ROWS)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 300])
+def test_each_row_is_what_the_module_gives(name: str, count: int) -> None:
+    make, inputs = CELLS[name]
+    module = make()
+    cell = bound(module, *inputs)
+    loop = loop_of(cell)
+    assert loop is not None
+    given = rows(cell, count)
+    wanted = module(*given)
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    for mine, right in zip(loop.call(given, cell.outputs), wanted, strict=True):
+        torch.testing.assert_close(mine, right, rtol=0, atol=2e-6)
+
+
+def test_the_greatest_is_the_first_of_equals_and_a_nan() -> None:
+    cell = bound(Best(), ROWS)
+    loop = loop_of(cell)
+    assert loop is not None
+    x = torch.zeros(4, WIDTH)
+    x[1, 5] = x[1, 9] = 1.0
+    x[2, 7], x[2, 3] = torch.nan, 9.0
+    x[3] = -torch.inf
+    (best,) = loop.call((x,), cell.outputs)
+    assert best.tolist() == x.argmax(-1).tolist() == [0, 5, 7, 0]
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (HandedOn(), (ROWS,)),
+        (Sorted(), (ROWS,)),
+        (NextToken(), (TOKEN,)),
+        (Best(), (ValueSpec((WIDTH,), "bfloat16"),)),
+        (Best(), (ValueSpec((WIDTH,), "float64"),)),
+    ],
+    ids=["hands an input on", "sorts", "reads and makes tokens", "bfloat16", "float64"],
+)
+def test_other_cells_have_no_loop(module: nn.Module, inputs: Sequence[ValueSpec]) -> None:
+    assert loop_of(bound(module, *inputs)) is None
+
+
+class Tables:
+    """State tables for a cell of two inputs and three outputs: x, then one for each output."""
+
+    def __init__(self, num_rows: int) -> None:
+        made = torch.Generator().manual_seed(1)
+        self.x = torch.randn(num_rows, WIDTH, generator=made).numpy()
+        self.outputs = [np.zeros((num_rows, WIDTH), np.float32) for _ in range(2)] + [np.zeros(num_rows, np.int64)]
+        self.addresses = np.array([0, self.x.ctypes.data, *[table.ctypes.data for table in self.outputs]])
+
+
+X, FIRST = 1, 2
+
+
+def test_a_step_reads_what_the_step_before_has_kept_and_writes_after_it_has_read() -> None:
+    cell = bound(Sum(), ROWS, ROWS)
+    loop = loop_of(cell)
+    assert loop is not None
+    n = 150  # more rows than a block has
+    tables = Tables(2 * n)
+    places, none = np.arange(n), np.zeros(n, np.int64)
+    back = places[::-1].copy()
+    first = cell.call((torch.from_numpy(tables.x[:n]), torch.zeros(n, WIDTH)))
+    # The second step reads the first one's rows turned round, and writes over the rows that its other half reads.
+    second = cell.call((first[0][torch.from_numpy(back)], first[0]))
+    done = loop.run(NodeTask(
+        np.array([n, 2 * n]), n,
+        np.array([[X] * n + [FIRST] * n, [0] * n + [FIRST] * n]),
+        np.concatenate((places, back, none, places)).reshape(2, 2 * n), tables.addresses,
+        np.arange(2 * n), np.concatenate((places, places)), np.array([FIRST, FIRST + 1, FIRST + 2]),
+        (np.array([0, n + 3]),), (2,), (fetched := np.zeros(2, np.int64),),
+    ))  # fmt: skip
+    assert done
+    for mine, right in zip(tables.outputs, second, strict=True):
+        torch.testing.assert_close(torch.from_numpy(mine[:n]), right, rtol=0, atol=2e-6)
+    assert fetched.tolist() == [int(first[2][0]), int(second[2][3])]
+    assert not any(table[n:].any() for table in tables.outputs)
+
+
+def test_a_token_without_a_row_leaves_everything_as_it_was() -> None:
+    cell = bound(Named(), TOKEN, ROWS)
+    loop = loop_of(cell)
+    assert loop is not None
+    words, x = np.array([3, 7, 1]), np.ones((3, WIDTH), np.float32)
+    out, places = np.zeros((3, WIDTH), np.float32), np.arange(3)
+    task = NodeTask(
+        np.array([3]), 3, np.repeat([1, 2], 3).reshape(2, 3), np.tile(places, (2, 1)),
+        np.array([0, words.ctypes.data, x.ctypes.data, out.ctypes.data]), places, places, np.array([3]), (), (), (),
+    )  # fmt: skip
+    assert not loop.run(task)
+    assert not out.any()
+    words[1] = 6
+    assert loop.run(task)
+    assert out.any(axis=1).all()
+
+
+TREES = [
+    {"words": [1, 2, 3, 4], "children": [[0, 1], [4, 2], [5, 3]]},
+    {"words": [5], "children": []},
+    {"words": [5, 6, 7, 8], "children": [[0, 1], [2, 3], [4, 5]]},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "requests"),
+    [
+        ("treelstm", {"output": "state"}, TREES),
+        ("treelstm", {"output": "labels"}, TREES),
+        ("treegru", {"output": "labels"}, TREES),
+        ("bilstm-tagger", {"layers": 1, "output": "scores"}, [[1, 2, 3], [4], [5, 6, 7, 8, 9]]),
+    ],
+    ids=str,
+)
+def test_an_engine_that_uses_the_loops_gives_the_same_answers(
+    monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], requests: list[Any]
+) -> None:
+    ran: list[int] = []
+    run = NodeLoop.run
+    monkeypatch.setattr(NodeChoice, "fastest", lambda self, batch: self._loop)
+    monkeypatch.setattr(NodeLoop, "run", lambda self, task: ran.append(task.largest) or run(self, task))
+    model = zoo.make(name, vocabulary_size=10, hidden=WIDTH, max_batch=8, **options)
+    with bm.Engine(model, threads=1) as engine:
+        ran.clear()
+        found = engine.map(requests * 9, progress=False)
+    assert ran
+    for mine, right in zip(found, model.batched(requests) * 9, strict=True):
+        torch.testing.assert_close(torch.as_tensor(mine), right, rtol=0, atol=2e-6)
