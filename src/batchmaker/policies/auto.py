@@ -1,6 +1,15 @@
 """The policy that nobody has to choose.
 
-RULE
+Who begins: where requests repeat one part of their network, a newcomer is in the next batch at once, and all begin.
+So it is in a chain, a tree, a lattice and a tagger: types that a request was in the middle of at once are one part, a
+single call is none, and a full batch has to take at most half as long as its rows one by one. Elsewhere newcomers make
+those in flight wait until they have caught up. So as many of the first in line begin as step times forecast to be best:
+with the fewest late, then the smallest sum of finish times, of the groups with which all are done as soon as with the
+longest that is worth it. At most two full batches of each type are in flight then, and who cannot be in time even alone
+stands behind those of its priority who can. What runs: of several models the one that can answer most requests for its
+time; of its types a full batch, of several the one furthest on (with the smallest ready share of its frontier), or else
+the type with the largest ready share. Before these goes a call that is all that some requests lack, once they have
+waited for it, in sum, as long as it makes all others wait, or if one of them would be late after another task.
 """
 
 from __future__ import annotations
@@ -128,7 +137,7 @@ class AutoPolicy(CellPolicy):
         """Compile all loops now, and not while a request waits."""
         none = RequestTable()
         slots, columns, seconds, known = none.in_flight, none.columns, self._times.replay.seconds, self._tables(none)
-        count_chains(slots, none.left, none.width, self._independent)
+        count_chains(slots, slots, none.left, none.width, self._independent)
         num_candidates(slots, 0, slots, columns, known, seconds)
         who_begins(slots, 0, slots, columns, known, seconds, 0.0)
         are_hopeless(slots, columns, known, seconds, 0.0)
@@ -174,14 +183,15 @@ class AutoPolicy(CellPolicy):
             value_models(in_flight, columns, known, seconds, view.now_s)
         for type_id in ready:
             self._num_ready[type_id] = view.num_ready(type_id)
+        types = np.array(ready, np.int64)
         in_chains = table.run_types.issuperset(ready) and count_chains(
-            in_flight, table.left, table.width, self._independent
+            types, in_flight, table.left, table.width, self._independent
         )
         if not in_chains:
             for type_id in ready:
                 self._independent[type_id] = view.frontiers.independent(type_id)
         order: list[TypeId] = type_order(
-            np.array(ready, np.int64), view.num_waiting, in_flight, columns, known, seconds, view.now_s
+            types, view.num_waiting, in_flight, columns, known, seconds, view.now_s
         ).tolist()
         return order
 

@@ -1,4 +1,4 @@
-"""Who begins under `auto`: its first rule (see auto.py), compiled. A live engine and the simulator call `who_begins`."""
+"""Who begins under `auto` (see auto.py), compiled. A live engine and the simulator call `who_begins`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFER, IGNORE, DROP = range(3)
 DEFERRED_FOR: Final = 10.0
 """After its deadline, a request waits behind others for at most so many times the time that it was given."""
 _AHEAD: Final = 2
-"""Full batches of each type in flight where newcomers have to catch up: one that runs, and one that gathers meanwhile."""
+"""Full batches of each type in flight where newcomers have to catch up: one runs, one gathers meanwhile."""
 _HALF: Final = 0.5
 """Of what its rows take one by one: what a full batch takes at most where all begin.
 

@@ -1,7 +1,8 @@
-"""Which type of cell goes first under `auto`: its rules 2 to 4 (see auto.py), compiled.
+"""Which type of cell goes first under `auto` (see auto.py), compiled.
 
 The order is that of models and frontiers. A type that is owed a call goes before it: requests that lack nothing but one
-call of a type run up a debt while they wait for it.
+call of a type run up a debt while they wait for it, until it is what the call costs all others. Who rents until the
+price is reached, and then buys, pays at most twice what was needed, without knowing the future.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Seconds = NDArray[np.float64]
 
 @compiled
 def _by_frontiers(ready: Ids, num_ready: Ids, independent: Ids, max_batch: Ids, type_model: Ids, worth: Seconds) -> Ids:
-    """Return the ready types in the order of rules 2 and 3.
+    """Return the ready types in the order of models and frontiers.
 
     That is by the worth of the model, full batches, the ready share of the frontier (of full ones the smallest), ready
     nodes, and the type's id. For the arguments see `type_order`.
@@ -49,21 +50,22 @@ def _by_frontiers(ready: Ids, num_ready: Ids, independent: Ids, max_batch: Ids, 
 
 
 @compiled
-def count_chains(in_flight: Slots, left: Ids, width: Seconds, independent: Ids) -> bool:
-    """Count for each type the requests in flight that have nodes of it left, or 1 where none has: [types], written.
+def count_chains(ready: Ids, in_flight: Slots, left: Ids, width: Seconds, independent: Ids) -> bool:
+    """Count for each ready type the requests in flight that have nodes of it left, or 1: `independent`, written.
 
     Returns whether that is what `Frontiers` counts, without an account of every node: it is where the nodes of a type
     follow each other in each request (width 1), so that one of them at most waits for no other of its type. Where not,
     the counts mean nothing.
     """
-    independent[:] = 0
-    for i in range(len(in_flight)):
-        for type_id in range(len(independent)):
-            if left[in_flight[i], type_id] > 0:
-                if width[in_flight[i], type_id] > 1.0:
+    for type_id in ready:
+        independent[type_id] = 0
+    for slot in in_flight:
+        for type_id in ready:
+            if left[slot, type_id] > 0:
+                if width[slot, type_id] > 1.0:
                     return False
                 independent[type_id] += 1
-    for type_id in range(len(independent)):
+    for type_id in ready:
         independent[type_id] = max(independent[type_id], 1)
     return True
 
@@ -131,7 +133,7 @@ def type_order(
     ready: Ids, num_waiting: int, in_flight: Slots, requests: RequestColumns, known: AutoTables, seconds: Seconds,
     now_s: float,
 ) -> Ids:  # fmt: skip
-    """Return the ready types in the order of rules 2 to 4.
+    """Return the ready types in the order in which they go.
 
     - ready: type ids. Of `known`, num_ready and independent are read for these only. num_waiting: not in flight.
     - seconds: [types, max_batch + 1] of a step. now_s: engine seconds.

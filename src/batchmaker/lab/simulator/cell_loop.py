@@ -120,7 +120,7 @@ def _tell(
 
 
 @compiled
-def _begin_under_auto(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Ids:
+def _beginners(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Ids:
     """Return the slots of those who begin now, as AutoPolicy.admit."""
     numbers, line = loop.numbers, loop.line[loop.numbers[FIRST] : loop.numbers[LAST]]
     if len(line) == 0 or numbers[CHANGES] == numbers[REJECTED]:
@@ -145,10 +145,7 @@ def _admit(
     numbers, line, state = loop.numbers, loop.line, state_at(addresses)
     if numbers[NUM_CHOSEN] == 0:
         numbers[WHY] = OVER
-        if policy.how == LAZY:
-            found = who_joins(loop, watched, policy)
-        else:
-            found = _begin_under_auto(loop, watched, policy)
+        found = who_joins(loop, watched, policy) if policy.how == LAZY else _beginners(loop, watched, policy)
         if numbers[WHY] == LEARN:
             return False
         loop.chosen[: len(found)] = found
@@ -199,7 +196,7 @@ def _choose(state: State, loop: LoopTables, device: DeviceCosts, watched: Reques
     elif policy.how == AUTO:
         in_flight = loop.members[: loop.numbers[IN_FLIGHT]]
         policy.auto.num_ready[ready] = num_ready
-        count_chains(in_flight, watched.left, watched.width, policy.auto.independent)
+        count_chains(ready, in_flight, watched.left, watched.width, policy.auto.independent)
         ranked = type_order(
             ready, loop.numbers[LAST] - loop.numbers[FIRST], in_flight, watched, policy.auto, policy.times.seconds,
             loop.seconds[NOW_S],
