@@ -2,14 +2,15 @@
 
 Who begins: where requests repeat one part of their network, a newcomer is in the next batch at once, and all begin.
 So it is in a chain, a tree, a lattice and a tagger: types that a request was in the middle of at once are one part, a
-single call is none, and a full batch has to take at most half as long as its rows one by one. Elsewhere newcomers make
-those in flight wait until they have caught up. So as many of the first in line begin as step times forecast to be best:
-with the fewest late, then the smallest sum of finish times, of the groups with which all are done as soon as with the
-longest that is worth it. At most two full batches of each type are in flight then, and who cannot be in time even alone
-stands behind those of its priority who can. What runs: of several models the one that can answer most requests for its
-time; of its types a full batch, of several the one furthest on (with the smallest ready share of its frontier), or else
-the type with the largest ready share. Before these goes a call that is all that some requests lack, once they have
-waited for it, in sum, as long as it makes all others wait, or if one of them would be late after another task.
+single call is none, and a full batch has to take at most half as long as its rows one by one. Elsewhere newcomers
+make those in flight wait until they have caught up. So as many of the first in line begin as step times forecast to
+be best: with the fewest late, then the smallest sum of finish times, of the groups with which all are done as soon as
+with the longest that is worth it. So it is also in a part of one type if requests have deadlines. At most two full
+batches of each type are in flight then, and who cannot be in time even alone stands behind those of its priority who
+can. What runs: of several models the one that can answer most requests for its time; of its types a full batch, of
+several the one furthest on (with the smallest ready share of its frontier), or else the type with the largest ready
+share. Before these goes a call that is all that some requests lack, once they have waited for it, in sum, as long as
+it makes all others wait, or if one of them would be late after another task.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class AutoPolicy(CellPolicy):
             self._stops[:] = False
             self._stops[list(table.stopping_types - self._lengths.told)] = True
         return AutoTables(
-            self._hopeless if table.has_deadlines else IGNORE, self._repeats, self._part, self._stops, self._max_batch,
+            table.has_deadlines, self._hopeless, self._repeats, self._part, self._stops, self._max_batch,
             table.type_model, self._num_ready, self._independent, self._finishing, self._debt_s, self._ranked_s,
             self._worth, self._lengths.expected, self._lengths.ended,
         )  # fmt: skip

@@ -32,7 +32,7 @@ NOTHING_S: Final = 1e-12
 class AutoTables(NamedTuple):
     """What `auto` knows, for compiled loops.
 
-    - hopeless: DEFER, IGNORE or DROP; IGNORE as long as no request has a deadline.
+    - has_deadlines: some request had one. hopeless: DEFER, IGNORE or DROP.
     - repeats, part: [types] whether a request has several steps of it one after another; and its part of the network,
       the lowest type of those that a request was in the middle of at once with it. Both are learnt.
     - stops, max_batch, type_model: [types] whether a value may end its runs at any time; the model that uses it.
@@ -40,6 +40,7 @@ class AutoTables(NamedTuple):
     - lengths, ended: see RunLengths.
     """
 
+    has_deadlines: bool
     hopeless: int
     repeats: NDArray[np.bool_]
     part: Steps
@@ -79,8 +80,11 @@ def see_parts(slots: Slots, requests: RequestColumns, known: AutoTables) -> None
 
 @compiled
 def all_meet(model: int, known: AutoTables, seconds: Seconds) -> bool:
-    """Whether the requests of a model repeat one part of it, and full batches of that gain enough for all to begin."""
-    part = -1
+    """Whether the requests of a model repeat one part of it, and full batches of that gain enough for all to begin.
+
+    With deadlines not if the part is of one type: the forecast, which has types one after the other, is right there.
+    """
+    part, num_types = -1, 0
     for type_id in range(len(known.part)):
         if known.repeats[type_id] and is_of(type_id, model, known):
             most = known.max_batch[type_id]
@@ -88,7 +92,8 @@ def all_meet(model: int, known: AutoTables, seconds: Seconds) -> bool:
             if not gains or (part >= 0 and known.part[type_id] != part):
                 return False
             part = known.part[type_id]
-    return part >= 0
+            num_types += 1
+    return num_types > (1 if known.has_deadlines else 0)
 
 
 @compiled
@@ -120,7 +125,7 @@ def are_hopeless(
     those who have waited `DEFERRED_FOR` times what they were given. seconds: [types, max_batch + 1] of a step.
     """
     hopeless = np.zeros(len(slots), np.bool_)
-    if known.hopeless == IGNORE:
+    if known.hopeless == IGNORE or not known.has_deadlines:
         return hopeless
     steps = run_steps_left(slots, requests.left, requests.done, requests.width, requests.is_open, known.lengths)
     for i in range(len(slots)):
@@ -155,7 +160,7 @@ def num_candidates(
     """Learn from those in flight and the first in line; return how many of the line have to be looked at."""
     see_parts(in_flight, requests, known)
     see_parts(first, requests, known)
-    if len(known.worth) > 1 or known.hopeless != IGNORE or all_meet(0, known, seconds):
+    if len(known.worth) > 1 or known.has_deadlines or all_meet(0, known, seconds):
         return num_waiting
     return min(max(most_in_flight(0, known) - len(in_flight), 1), num_waiting)
 
