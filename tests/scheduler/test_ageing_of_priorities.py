@@ -10,7 +10,7 @@ from scheduler_harness import Harness, cell_type, chain, host
 
 from batchmaker import policies
 from batchmaker.policies.ageing import AGED_EVERY
-from batchmaker.policies.auto import _behind_their_equals
+from batchmaker.policies.beginning import behind_their_equals
 
 CELL, OTHER = cell_type(0, "cell", 2, sizes=(1, 2, 4)), cell_type(1, "other", 2, sizes=(1, 2, 4))
 LOW = 10**6
@@ -111,14 +111,14 @@ def test_a_flood_that_leaves_room_in_its_batches_loses_nothing():
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=30))
 def test_those_who_cannot_be_in_time_stand_behind_their_equals_and_take_no_place_of_another_priority(waiting):
     """Where the line has put a low priority forward, `auto` does not put it back."""
-    line = np.arange(len(waiting), dtype=np.int64) + 100
+    line = np.arange(len(waiting), dtype=np.int64)  # slots
     hopeless, priority = (np.array([one[i] for one in waiting], kind) for i, kind in enumerate((np.bool_, np.int64)))
-    ordered = _behind_their_equals(line, hopeless, priority)
+    ordered = behind_their_equals(line, hopeless, priority)
     assert sorted(ordered) == line.tolist()
-    assert priority[ordered - 100].tolist() == priority.tolist()
+    assert priority[ordered].tolist() == priority.tolist()
     for one in range(3):
-        theirs = [slot for slot in ordered.tolist() if priority[slot - 100] == one]
-        assert theirs == sorted(theirs, key=lambda slot: (hopeless[slot - 100], slot))
+        theirs = [slot for slot in ordered.tolist() if priority[slot] == one]
+        assert theirs == sorted(theirs, key=lambda slot: (hopeless[slot], slot))
 
 
 @pytest.mark.parametrize("every", [AGED_EVERY, None])

@@ -22,6 +22,7 @@ from slack_equations import (
 
 from batchmaker.cost.replay import Replay
 from batchmaker.graph.cell_graph import Work
+from batchmaker.policies.beginning import num_beginning
 from batchmaker.policies.expectation import StepsLeft
 from batchmaker.policies.joining import (
     ALIKE,
@@ -30,11 +31,10 @@ from batchmaker.policies.joining import (
     OLDEST,
     REPLAY,
     JoiningRules,
-    most_answered_rps,
-    num_beginning,
     num_joining,
 )  # fmt: skip
 from batchmaker.policies.requests import RequestTable
+from batchmaker.policies.type_order import most_answered_rps
 
 RULES = [JoiningRules(*chosen) for chosen in itertools.product(
     (NO_TEST, REPLAY, OLDEST, LITERAL), (False, True), (False, True), (False, True))]  # fmt: skip

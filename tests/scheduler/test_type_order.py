@@ -45,7 +45,7 @@ class Counting(CellularPolicy):
 
     def rank(self, view: ReadyView) -> Any:
         table, counts = view.requests, np.zeros(len(CELLS), np.int64)
-        if count_chains(table.in_flight, table.left, table.width, counts):
+        if count_chains(np.arange(len(CELLS)), table.in_flight, table.left, table.width, counts):
             assert counts.tolist() == [max(view.frontiers.independent(cell.type_id), 1) for cell in CELLS]
             self.compared += 1
         else:

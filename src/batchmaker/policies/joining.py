@@ -1,4 +1,4 @@
-"""How many of the requests in line may join those in flight: LazyBatching's tests of prefixes and `auto`'s, compiled.
+"""How many of the requests in line may join those in flight: LazyBatching's tests of prefixes, compiled.
 
 The k-th step of a type is taken by all requests with at least k steps of it left (see `cost/replay.py`). So a forecast
 is a walk over the types and their steps, and the rows of a step change only where a request ends. Prefixes are tried
@@ -23,10 +23,7 @@ ALIKE: Final[NDArray[np.float64]] = np.ones((0, 0))
 """As `width`: every request has one row in each step."""
 NO_STEPS: Final[Steps] = np.zeros((0, 0), np.int64)
 """As `whole` where no rule reads it."""
-_IN_A_ROW: Final = 4
-"""Prefixes shorter than this are all tried, longer ones in strides: two for each doubling of the length."""
 _ROUNDING: Final = 1e-6
-_NOTHING_S: Final = 1e-12
 
 
 class JoiningRules(NamedTuple):
@@ -40,7 +37,7 @@ class JoiningRules(NamedTuple):
 
 
 @compiled
-def _enter(rows: Seconds, leaving: Seconds, steps: Steps, width: Seconds, request: int, sign: float) -> None:
+def enter(rows: Seconds, leaving: Seconds, steps: Steps, width: Seconds, request: int, sign: float) -> None:
     """Put a request into a walk, or take it out with sign -1.
 
     rows: [types] in the first step of each type. leaving: [types, longest + 1] rows that take a step of this number as
@@ -56,7 +53,7 @@ def _enter(rows: Seconds, leaving: Seconds, steps: Steps, width: Seconds, reques
 
 
 @compiled
-def _walk(rows: Seconds, leaving: Seconds, done_s: Seconds, seconds: Seconds) -> float:
+def walk(rows: Seconds, leaving: Seconds, done_s: Seconds, seconds: Seconds) -> float:
     """Write when each step of the requests in a walk is done, in seconds from now; return the end of the last.
 
     done_s: [types, longest + 1]. Rows are sums of fractions: with many wide requests some may seem to be left after the
@@ -92,7 +89,7 @@ def _longest(steps: Steps) -> int:
 
 
 @compiled
-def _last_types(left: Steps) -> Steps:
+def last_types(left: Steps) -> Steps:
     """Return the last type with steps left of each request: [requests]; 0 without any, and its step 0 takes no time."""
     last = np.zeros(len(left), np.int64)
     for request in range(len(left)):
@@ -103,38 +100,22 @@ def _last_types(left: Steps) -> Steps:
 
 
 @compiled
-def _drained(
+def drained(
     left: Steps, width: Seconds, num_in_flight: int, seconds: Seconds, last: Steps
 ) -> tuple[Seconds, Seconds, Seconds, float, Seconds]:
     """Walk with the requests in flight alone.
 
-    Returns the rows, leaving and done_s of this walk (see `_enter`, `_walk`), its end, and [requests] when each of
+    Returns the rows, leaving and done_s of this walk (see `enter`, `walk`), its end, and [requests] when each of
     those in flight is done; 0 of the candidates.
     """
     rows, leaving = np.zeros(left.shape[1]), np.zeros((left.shape[1], _longest(left) + 1))
     done_s, apart_s = np.zeros_like(leaving), np.zeros(len(left))
     for request in range(num_in_flight):
-        _enter(rows, leaving, left, width, request, 1.0)
-    drain_s = _walk(rows, leaving, done_s, seconds)
+        enter(rows, leaving, left, width, request, 1.0)
+    drain_s = walk(rows, leaving, done_s, seconds)
     for request in range(num_in_flight):
         apart_s[request] = done_s[last[request], left[request, last[request]]]
     return rows, leaving, done_s, drain_s, apart_s
-
-
-@compiled
-def _alone_s(left: Steps, width: Seconds, seconds: Seconds) -> Seconds:
-    """Return when each of these requests is done if they alone go on, in seconds from now: [requests]."""
-    return _drained(left, width, len(left), seconds, _last_types(left))[4]
-
-
-def most_answered_rps(left: Steps, width: Seconds, seconds: Seconds) -> float:
-    """Return how many of these requests are answered per second at the best moment, if they alone go on (Smith's rule).
-
-    left, width, seconds: see `num_joining`.
-    """
-    finish_s = np.sort(_alone_s(left, width, seconds))
-    rates = np.arange(1, len(finish_s) + 1) / np.maximum(finish_s, _NOTHING_S)
-    return float(rates.max(initial=0.0))
 
 
 @compiled
@@ -151,9 +132,9 @@ def _equation_two(
         rows, leaving = np.zeros(whole.shape[1]), np.zeros((whole.shape[1], _longest(whole) + 1))
         done_s = np.empty_like(leaving)
         for request in range(num):
-            _enter(rows, leaving, whole, width, request, 1.0)
+            enter(rows, leaving, whole, width, request, 1.0)
             if request >= num_in_flight - 1:
-                total_s[request - num_in_flight + 1] = _walk(rows, leaving, done_s, seconds)
+                total_s[request - num_in_flight + 1] = walk(rows, leaving, done_s, seconds)
     else:
         sum_s = 0.0
         for request in range(num):
@@ -218,16 +199,16 @@ def _longest_prefix(
     """
     num, num_types = left.shape
     replayed, veto, benefit = rules.slack == REPLAY, rules.veto, rules.benefit
-    last = _last_types(left)
-    rows, leaving, done_s, drain_s, apart_s = _drained(left, width, num_in_flight, seconds, last)
+    last = last_types(left)
+    rows, leaving, done_s, drain_s, apart_s = drained(left, width, num_in_flight, seconds, last)
     after_rows, after_leaving, after_done_s = np.zeros(num_types), np.zeros_like(leaving), np.zeros_like(leaving)
     for request in range(num_in_flight, num):
-        _enter(rows, leaving, left, width, request, 1.0)
-        _enter(after_rows, after_leaving, left, width, request, 1.0)
+        enter(rows, leaving, left, width, request, 1.0)
+        enter(after_rows, after_leaving, left, width, request, 1.0)
     for present in range(num, num_in_flight, -1):
         if allowed[present - num_in_flight]:
-            _walk(rows, leaving, done_s, seconds)
-            _walk(after_rows, after_leaving, after_done_s, seconds)
+            walk(rows, leaving, done_s, seconds)
+            walk(after_rows, after_leaving, after_done_s, seconds)
             fits, gained_s = True, 0.0
             for request in range(present):
                 type_id = last[request]
@@ -240,77 +221,6 @@ def _longest_prefix(
                 gained_s += apart_s[request] - joined_s
             if fits and (not benefit or gained_s >= 0.0):
                 return present - num_in_flight
-        _enter(rows, leaving, left, width, present - 1, -1.0)
-        _enter(after_rows, after_leaving, left, width, present - 1, -1.0)
+        enter(rows, leaving, left, width, present - 1, -1.0)
+        enter(after_rows, after_leaving, left, width, present - 1, -1.0)
     return 0
-
-
-@compiled
-def _is_tried(length: int) -> bool:
-    """Whether a prefix of this length is tried: 0, 1, 2, 3, 4, 6, 8, 12, 16, ..."""
-    stride = 1
-    while length >= _IN_A_ROW * stride:
-        stride *= 2
-    return length % stride == 0
-
-
-@compiled
-def num_beginning(
-    left: Steps, width: Seconds, num_in_flight: int, seconds: Seconds, deadline_s: Seconds, num_waiting: int
-) -> int:
-    """Return how many of the candidates begin: of the prefixes that are worth it, the best one.
-
-    A prefix is worth it if fewer are late than if it began once all in flight are done; or as many, and the sum of
-    finish times is not larger: of those in flight, its own, and of those behind it, who gain what is saved in all. The
-    longest such prefix says by when all candidates can be done. The best is one with which they are done by then, and
-    of these the one with the fewest late, then the smallest sum of finish times. Candidates behind a prefix begin
-    together when those before them are done.
-
-    left, width, num_in_flight, seconds, deadline_s: see `num_joining`. num_waiting: requests in line, candidates
-    included. Prefixes of 0, 1, 2, 3, 4, 6, 8, 12, 16, ... are tried, and the longest.
-    """
-    num, num_types = left.shape
-    num_candidates = num - num_in_flight
-    last = _last_types(left)
-    rows, leaving, done_s, drain_s, apart_s = _drained(left, width, num_in_flight, seconds, last)  # then the prefix too
-    own_rows, own_leaving, own_done_s = np.zeros(num_types), np.zeros_like(leaving), np.zeros_like(leaving)  # it alone
-    rest_rows, rest_leaving, rest_done_s = np.zeros(num_types), np.zeros_like(leaving), np.zeros_like(leaving)  # others
-    for request in range(num_in_flight, num):
-        _enter(rows, leaving, left, width, request, 1.0)
-        _enter(own_rows, own_leaving, left, width, request, 1.0)
-    best, fewest_late, least_s, by_s = -1, 0, 0.0, 0.0
-    for beginning in range(num_candidates, -1, -1):
-        if beginning == num_candidates or _is_tried(beginning):
-            end_s = _walk(rows, leaving, done_s, seconds)
-            saved_s = drain_s - end_s + _walk(own_rows, own_leaving, own_done_s, seconds)
-            all_s = end_s + _walk(rest_rows, rest_leaving, rest_done_s, seconds)
-            num_fewer_late, num_late = 0, 0
-            gained_s = (num_waiting - beginning) * max(saved_s, 0.0)
-            sum_s = (num_waiting - num_candidates) * all_s
-            for request in range(num):
-                type_id = last[request]
-                count = left[request, type_id]
-                if request < num_in_flight + beginning:
-                    finish_s = done_s[type_id, count]
-                    if request >= num_in_flight:
-                        apart_s[request] = drain_s + own_done_s[type_id, count]
-                    late, late_apart = finish_s > deadline_s[request], apart_s[request] > deadline_s[request]
-                    num_fewer_late += int(late_apart) - int(late)
-                    gained_s += apart_s[request] - finish_s
-                else:
-                    finish_s = end_s + rest_done_s[type_id, count]
-                    late = finish_s > deadline_s[request]
-                num_late += int(late)
-                sum_s += finish_s
-            if num_fewer_late > 0 or (num_fewer_late == 0 and gained_s >= -_NOTHING_S):
-                if best < 0:
-                    by_s = all_s + _NOTHING_S
-                fewer = num_late < fewest_late or (num_late == fewest_late and sum_s < least_s - _NOTHING_S)
-                if best < 0 or (fewer and all_s <= by_s):
-                    best, fewest_late, least_s = beginning, num_late, sum_s
-        if beginning > 0:
-            request = num_in_flight + beginning - 1
-            _enter(rows, leaving, left, width, request, -1.0)
-            _enter(own_rows, own_leaving, left, width, request, -1.0)
-            _enter(rest_rows, rest_leaving, left, width, request, 1.0)
-    return best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,20 @@ def _clear(left: NDArray[np.int64], done: NDArray[np.int64], slots: Slots) -> No
     for i in range(len(slots)):
         left[slots[i]] = 0
         done[slots[i]] = 0
+
+
+class RequestColumns(NamedTuple):
+    """The columns of a RequestTable, for compiled loops."""
+
+    left: NDArray[np.int64]
+    done: NDArray[np.int64]
+    width: NDArray[np.float64]
+    is_open: NDArray[np.bool_]
+    arrived_s: NDArray[np.float64]
+    deadline_s: NDArray[np.float64]
+    began_s: NDArray[np.float64]
+    model: NDArray[np.int64]
+    priority: NDArray[np.int64]
 
 
 class RequestKinds(Protocol):
@@ -101,6 +115,13 @@ class RequestTable:
         if self._listed is None:
             self._listed = np.fromiter(self._in_flight, np.int64, len(self._in_flight))
         return self._listed
+
+    @property
+    def columns(self) -> RequestColumns:
+        return RequestColumns(
+            self.left, self.done, self.width, self.open, self.arrived_s, self.deadline_s, self.began_s, self.model,
+            self.priority,
+        )  # fmt: skip
 
     def add_type(self) -> None:
         """Add a column for one more cell type."""

@@ -66,7 +66,9 @@ def run_steps_left(
         slot = slots[i]
         for type_id in range(num_types):
             at = row[type_id]
-            at_most = int(np.ceil(left[slot, type_id] / width[slot, type_id] - 1e-9))
+            at_most = left[slot, type_id]
+            if width[slot, type_id] != 1.0:
+                at_most = int(np.ceil(at_most / width[slot, type_id] - 1e-9))
             if at < 0:
                 steps[i, type_id] = at_most
                 continue

@@ -1,29 +1,28 @@
-"""Which type of cell goes first under `auto`: its rules 2 to 4 (see auto.py), compiled.
+"""Which type of cell goes first under `auto` (see auto.py), compiled.
 
 The order is that of models and frontiers. A type that is owed a call goes before it: requests that lack nothing but one
-call of a type run up a debt while they wait for it.
+call of a type run up a debt while they wait for it, until it is what the call costs all others. Who rents until the
+price is reached, and then buys, pays at most twice what was needed, without knowing the future.
 """
 
 from __future__ import annotations
-
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.policies.requests import Slots
+from batchmaker.policies.beginning import NOTHING_S, AutoTables, are_hopeless
+from batchmaker.policies.joining import drained, last_types
+from batchmaker.policies.requests import RequestColumns, Slots
+from batchmaker.policies.run_lengths import run_steps_left
 
 Ids = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
-PRICES: Final = 5.0
-"""How often what a call costs all others is what is owed before it is made."""
-
 
 @compiled
 def _by_frontiers(ready: Ids, num_ready: Ids, independent: Ids, max_batch: Ids, type_model: Ids, worth: Seconds) -> Ids:
-    """Return the ready types in the order of rules 2 and 3.
+    """Return the ready types in the order of models and frontiers.
 
     That is by the worth of the model, full batches, the ready share of the frontier (of full ones the smallest), ready
     nodes, and the type's id. For the arguments see `type_order`.
@@ -51,39 +50,40 @@ def _by_frontiers(ready: Ids, num_ready: Ids, independent: Ids, max_batch: Ids, 
 
 
 @compiled
-def count_chains(in_flight: Slots, left: Ids, width: Seconds, independent: Ids) -> bool:
-    """Count for each type the requests in flight that have nodes of it left, or 1 where none has: [types], written.
+def count_chains(ready: Ids, in_flight: Slots, left: Ids, width: Seconds, independent: Ids) -> bool:
+    """Count for each ready type the requests in flight that have nodes of it left, or 1: `independent`, written.
 
     Returns whether that is what `Frontiers` counts, without an account of every node: it is where the nodes of a type
     follow each other in each request (width 1), so that one of them at most waits for no other of its type. Where not,
     the counts mean nothing.
     """
-    independent[:] = 0
-    for i in range(len(in_flight)):
-        for type_id in range(len(independent)):
-            if left[in_flight[i], type_id] > 0:
-                if width[in_flight[i], type_id] > 1.0:
+    for type_id in ready:
+        independent[type_id] = 0
+    for slot in in_flight:
+        for type_id in ready:
+            if left[slot, type_id] > 0:
+                if width[slot, type_id] > 1.0:
                     return False
                 independent[type_id] += 1
-    for type_id in range(len(independent)):
+    for type_id in ready:
         independent[type_id] = max(independent[type_id], 1)
     return True
 
 
 @compiled
 def _count_finishing(
-    in_flight: Slots, left: Ids, width: Seconds, is_open: NDArray[np.bool_], deadline_s: Seconds, now_s: float,
-    until_s: float, finishing: Ids,
+    in_flight: Slots, requests: RequestColumns, now_s: float, until_s: float, finishing: Ids
 ) -> Ids:  # fmt: skip
     """Count for each type the requests that one call of it would finish: [types], in `finishing`.
 
-    Returns how many of these have a deadline between now and `until_s`. For the other arguments see `type_order`.
+    Returns how many of these have a deadline between now and `until_s`.
     """
+    left, width, deadline_s = requests.left, requests.width, requests.deadline_s
     finishing[:] = 0
     hurried = np.zeros(len(finishing), np.int64)
     for i in range(len(in_flight)):
         slot = in_flight[i]
-        if is_open[slot]:
+        if requests.is_open[slot]:
             continue
         only, num_types = 0, 0
         for type_id in range(left.shape[1]):
@@ -100,47 +100,64 @@ def _count_finishing(
 
 
 @compiled
-def type_order(
-    ready: Ids,
-    num_ready: Ids,
-    independent: Ids,
-    max_batch: Ids,
-    type_model: Ids,
-    worth: Seconds,
-    in_flight: Slots,
-    left: Ids,
-    width: Seconds,
-    is_open: NDArray[np.bool_],
-    deadline_s: Seconds,
-    now_s: float,
-    passed_s: float,
-    single_s: Seconds,
-    finishing: Ids,
-    debt_s: Seconds,
-) -> Ids:
-    """Return the ready types in the order of rules 2 to 4.
+def most_answered_rps(left: Ids, width: Seconds, seconds: Seconds) -> float:
+    """Return how many of these requests are answered per second at the best moment, if they alone go on (Smith's rule).
 
-    - ready: type ids. num_ready, independent, max_batch, single_s: [types]; the first two are read for ready types
-      only. type_model: [types]; worth: [models].
-    - left, width, is_open, deadline_s: see RequestTable. now_s: engine seconds. passed_s: since the last order.
-    - finishing: [types] requests that one call of it would finish; debt_s: [types]. Both are those of the last order,
-      and written.
+    left, width, seconds: see `num_joining`.
     """
-    order = _by_frontiers(ready, num_ready, independent, max_batch, type_model, worth)
-    longest_s = 0.0
-    for type_id in range(len(single_s)):
-        debt_s[type_id] = debt_s[type_id] + finishing[type_id] * passed_s if finishing[type_id] else 0.0
-        longest_s = max(longest_s, single_s[type_id])
+    finish_s = np.sort(drained(left, width, len(left), seconds, last_types(left))[4])
+    most = 0.0
+    for i in range(len(finish_s)):
+        most = max(most, (i + 1) / max(finish_s[i], NOTHING_S))
+    return most
+
+
+@compiled
+def value_models(in_flight: Slots, requests: RequestColumns, known: AutoTables, seconds: Seconds, now_s: float) -> None:
+    """Write what each model is worth: most requests answered per second if it alone went on (Smith's rule).
+
+    Who cannot be in time counts only where no request of the model can; such a model is worth less than all others.
+    """
+    hopeless, models = are_hopeless(in_flight, requests, known, seconds, now_s), requests.model[in_flight]
+    for model in range(len(known.worth)):
+        mine = models == model
+        timely = mine & ~hopeless
+        counted = in_flight[timely if timely.any() else mine]
+        left = run_steps_left(counted, requests.left, requests.done, requests.width, requests.is_open, known.lengths)
+        rps = most_answered_rps(left, requests.width[counted], seconds)
+        known.worth[model] = rps if timely.any() or rps == 0.0 else -1.0 / rps
+
+
+@compiled
+def type_order(
+    ready: Ids, num_waiting: int, in_flight: Slots, requests: RequestColumns, known: AutoTables, seconds: Seconds,
+    now_s: float,
+) -> Ids:  # fmt: skip
+    """Return the ready types in the order in which they go.
+
+    - ready: type ids. Of `known`, num_ready and independent are read for these only. num_waiting: not in flight.
+    - seconds: [types, max_batch + 1] of a step. now_s: engine seconds.
+    - known.finishing: [types] requests that one call of it would finish, 0 where nobody waited for another type;
+      debt_s: [types]; ranked_s: [1] when this was asked. All are those of the last time, and written.
+    """
+    order = _by_frontiers(ready, known.num_ready, known.independent, known.max_batch, known.type_model, known.worth)
+    finishing, debt_s, longest_s = known.finishing, known.debt_s, 0.0
+    passed_s = now_s - known.ranked_s[0]
+    known.ranked_s[0] = now_s
+    for type_id in range(len(debt_s)):
+        debt_s[type_id] = debt_s[type_id] + finishing[type_id] * passed_s if finishing[type_id] > 0 else 0.0
+        longest_s = max(longest_s, seconds[type_id, 1])
     until_s = now_s + passed_s + longest_s
-    hurried = _count_finishing(in_flight, left, width, is_open, deadline_s, now_s, until_s, finishing)
+    hurried = _count_finishing(in_flight, requests, now_s, until_s, finishing)
     first, most = -1, 0.0
     for i in range(len(order)):
         type_id = order[i]
-        if type_model[type_id] != type_model[order[0]] or finishing[type_id] == 0:
+        if known.type_model[type_id] != known.type_model[order[0]] or finishing[type_id] == 0:
             continue
-        costs_s = (len(in_flight) - finishing[type_id]) * single_s[type_id]
+        call_s = seconds[type_id, min(known.num_ready[type_id], known.max_batch[type_id])]
+        costs_s = (len(in_flight) + num_waiting - finishing[type_id]) * call_s
         gain = (finishing[type_id] + hurried[type_id]) / max(costs_s, 1e-9)
-        if (hurried[type_id] > 0 or debt_s[type_id] >= PRICES * costs_s) and gain > most:
+        if (hurried[type_id] > 0 or debt_s[type_id] >= costs_s) and gain > most:
             first, most = i, gain
     if first >= 0:
         owed = order[first]

@@ -202,15 +202,17 @@ def test_no_worker_is_idle_while_a_request_waits() -> None:
     assert {call.worker for call in calls} == {0, 1}
 
 
+def in_order(policy: AutoPolicy, view: Any) -> list[int]:
+    """Who begins where nothing holds anybody back, in this order."""
+    return list(policy.admit(view).begin)
+
+
 def test_a_loop_that_may_end_at_once_is_not_put_behind_others() -> None:
     table, view = waiting(CHAIN, Work(np.zeros(1, np.int64), np.full(1, 100), np.full(1, 100)), num_waiting=2)
     table.has_deadlines, table.deadline_s[1], table.deadline_s[2] = True, 40.0, 200.0
-    policy = AutoPolicy(profile_of(CHAIN, 1.0))
-    policy.admit(view)
-    everyone = view.waiting(2)
-    assert policy._in_time_first(view, everyone)[0].tolist() == [2, 1]  # a chain of 100 steps cannot be done after 40
+    assert in_order(AutoPolicy(profile_of(CHAIN, 0.0)), view) == [2, 1]  # 100 steps cannot be done after 40 s
     table.note_run(0, may_stop=True)
-    assert policy._in_time_first(view, everyone)[0].tolist() == [1, 2]
+    assert in_order(AutoPolicy(profile_of(CHAIN, 0.0)), view) == [1, 2]
 
 
 def test_a_loop_of_a_type_that_came_after_the_request_began_is_learnt_from_when_it_is_answered() -> None:
@@ -231,21 +233,22 @@ def test_a_loop_of_a_type_that_came_after_the_request_began_is_learnt_from_when_
 def test_a_late_request_keeps_its_place_before_those_of_lower_priority() -> None:
     table, view = waiting(CHAIN, Work(np.zeros(1, np.int64), np.full(1, 5), np.full(1, 5)), num_waiting=3)
     table.has_deadlines, table.deadline_s[1], table.priority[1:3] = True, 1.0, 7
-    policy = AutoPolicy(profile_of(CHAIN, 1.0))
-    policy.admit(view)
-    assert policy._in_time_first(view, view.waiting(3))[0].tolist() == [2, 1, 3]
+    assert in_order(AutoPolicy(profile_of(CHAIN, 0.0)), view) == [2, 1, 3]
 
 
-def test_a_line_of_runs_of_one_type_begins_as_a_whole_where_full_batches_gain() -> None:
+def test_a_line_of_requests_that_repeat_one_type_begins_as_a_whole_where_full_batches_gain() -> None:
     work = Work(np.zeros(1, np.int64), np.full(1, 5), np.full(1, 5))
     table, view = waiting(CHAIN, work, num_waiting=30)
-    two_batches = list(range(1, 8))  # single calls, each of which goes to the end of the queue: all would end together
-    assert list(AutoPolicy(profile_of(CHAIN, 0.25)).admit(view).begin) == two_batches
-    table.note_run(0, may_stop=False)
     assert list(AutoPolicy(profile_of(CHAIN, 0.25)).admit(view).begin) == list(range(1, 31))
     assert list(AutoPolicy(profile_of(CHAIN, 1.0)).admit(view).begin) == []
     table.has_deadlines, table.deadline_s[0] = True, 6.0  # the one in flight would be late
     assert list(AutoPolicy(profile_of(CHAIN, 0.25)).admit(view).begin) == []
+
+
+def test_of_single_calls_as_many_begin_as_a_batch_takes() -> None:
+    one = np.ones(1, np.int64)
+    _, view = waiting(CHAIN, Work(0 * one, one, one), num_waiting=30)
+    assert list(AutoPolicy(profile_of(CHAIN, 0.0)).admit(view).begin) == [1, 2, 3]  # with the one in flight, four
 
 
 def test_runs_of_one_type_whose_full_batches_gain_begin_when_they_arrive_unless_some_request_has_a_deadline() -> None:
@@ -265,25 +268,35 @@ TREE = SimulatedModel(
 
 
 @pytest.mark.parametrize(
-    ("model", "nodes", "steps", "under_way", "all_begin"),
+    ("model", "nodes", "steps", "all_begin"),
     [
-        pytest.param(TAGGER, [4, 4], [4, 1], [0, 1], True, id="states and labels of a tagger"),
-        pytest.param(TREE, [9, 4, 4, 9], [1, 2, 2, 1], [1, 2], False, id="two types of nodes in a tree"),
-        pytest.param(TREE, [9, 4, 4, 9], [1, 4, 4, 1], [1, 2], True, id="in a tree that is a chain"),
+        pytest.param(TAGGER, [4, 4], [4, 1], True, id="a tagger: its labels are one step"),
+        pytest.param(TREE, [9, 8, 0, 9], [1, 4, 0, 1], True, id="a tree: only its inner nodes follow each other"),
+        pytest.param(LAYERS, [1, 1, 1], [1, 1, 1], False, id="layers: nothing is repeated"),
+        pytest.param(LAYERS, [4, 4, 1], [4, 4, 1], False, id="two runs, one after the other"),
     ],
 )
-def test_all_begin_once_requests_are_seen_to_use_several_types_at_once_that_are_no_levels_of_a_tree(
-    model: SimulatedModel, nodes: list[int], steps: list[int], under_way: list[int], all_begin: bool
+def test_all_begin_where_requests_repeat_one_part_of_the_network(
+    model: SimulatedModel, nodes: list[int], steps: list[int], all_begin: bool
 ) -> None:
-    policy = AutoPolicy(profile_of(model, 1.0))
-    table, view = waiting(model, Work(np.arange(len(nodes)), np.array(nodes), np.array(steps)), num_waiting=2)
-    table.submitted(np.zeros(1, np.int64), under_way[0])
-    assert list(policy.admit(view).begin) == []
-    table.submitted(np.zeros(1, np.int64), under_way[1])
-    for _ in range(20):
-        found = policy.admit(view)
-        table.changes += 1  # or it would not ask again
-    assert list(found.begin) == ([1, 2] if all_begin else [])
+    """Who joins after a call of the first type makes the sum of finish times larger, so the forecast lets nobody."""
+    policy, used = AutoPolicy(profile_of(model, 0.25)), np.flatnonzero(nodes)
+    table, view = waiting(model, Work(used, np.array(nodes)[used], np.array(steps)[used]), num_waiting=2)
+    for type_id in used[:-1]:
+        table.submitted(np.zeros(nodes[type_id], np.int64), type_id)
+    assert list(policy.admit(view).begin) == ([1, 2] if all_begin else [])
+
+
+def test_types_that_a_request_was_in_the_middle_of_at_once_are_one_part() -> None:
+    policy = AutoPolicy(profile_of(TREE, 0.0))
+    work = Work(np.arange(4), np.array([9, 4, 4, 9]), np.array([1, 2, 2, 1]))
+    table, view = waiting(TREE, work, num_waiting=200)  # a full batch of leaves already
+    table.submitted(np.repeat(0, 9), 0)
+    table.submitted(np.repeat(0, 3), 1)
+    few = list(policy.admit(view).begin)
+    table.submitted(np.zeros(1, np.int64), 2)
+    table.changes += 1
+    assert len(few) < 200 == len(policy.admit(view).begin)
 
 
 def stack(model: SimulatedModel, words: int) -> SimulatedRequest:

@@ -11,7 +11,6 @@ import numpy as np
 
 from batchmaker.compiled import compiled, compiled_inline
 from batchmaker.cost.latency import corrected
-from batchmaker.lab.simulator.auto_turns import order_of, who_begins
 from batchmaker.lab.simulator.lazy_turns import learn_lengths, urgency_of, who_joins
 from batchmaker.lab.simulator.loop_tables import (
     ADMITTED,
@@ -22,6 +21,7 @@ from batchmaker.lab.simulator.loop_tables import (
     FIRST,
     FREE_S,
     IN_FLIGHT,
+    IS_LEARNING,
     LAST,
     LAZY,
     LEARN,
@@ -34,6 +34,7 @@ from batchmaker.lab.simulator.loop_tables import (
     NUM_NEW,
     NUM_RANKED,
     OVER,
+    REJECTED,
     ROWS,
     SINCE,
     STALE,
@@ -46,11 +47,12 @@ from batchmaker.lab.simulator.loop_tables import (
     LoopTables,
     OfferTables,
     Policy,
-    Watched,
 )
+from batchmaker.policies.beginning import num_candidates, who_begins
 from batchmaker.policies.expectation import CORRECT_EVERY
-from batchmaker.policies.requests import submit
+from batchmaker.policies.requests import RequestColumns, submit
 from batchmaker.policies.run_lengths import note_ended
+from batchmaker.policies.type_order import count_chains, type_order
 from batchmaker.scheduler.arrive import arrive, begin, wait
 from batchmaker.scheduler.layout import HEAD_OF_QUEUE, ID, NOWHERE, REQUEST, TAIL_OF_QUEUE
 from batchmaker.scheduler.queues import ready_types
@@ -78,7 +80,9 @@ def _wants(loop: LoopTables, kinds: Ids) -> None:
 
 
 @compiled
-def _tell(addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, watched: Watched, policy: Policy) -> bool:
+def _tell(
+    addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, watched: RequestColumns, policy: Policy
+) -> bool:
     """Requests that have arrived by now wait in line, or begin. Returns whether there was room."""
     numbers, first = loop.numbers, loop.numbers[NEXT]
     end = first
@@ -109,12 +113,32 @@ def _tell(addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, watc
 
 
 @compiled
-def _admit(addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, watched: Watched, policy: Policy) -> bool:
+def _beginners(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Ids:
+    """Return the slots of those who begin now, as AutoPolicy.admit."""
+    numbers, line = loop.numbers, loop.line[loop.numbers[FIRST] : loop.numbers[LAST]]
+    if len(line) == 0 or numbers[CHANGES] == numbers[REJECTED]:
+        return line[:0]
+    num_waiting, in_flight, auto, seconds = (
+        len(line),
+        loop.members[: numbers[IN_FLIGHT]],
+        policy.auto,
+        policy.times.seconds,
+    )
+    looked_at = num_candidates(line[:1], num_waiting, in_flight, watched, auto, seconds)
+    found = who_begins(line[:looked_at], num_waiting, in_flight, watched, auto, seconds, loop.seconds[NOW_S])
+    numbers[REJECTED] = -1 if len(found) > 0 or numbers[IS_LEARNING] else numbers[CHANGES]
+    return found.copy()
+
+
+@compiled
+def _admit(
+    addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, watched: RequestColumns, policy: Policy
+) -> bool:
     """Let requests begin, as the policy says. Returns False where it cannot be said, or done, yet; see WHY."""
     numbers, line, state = loop.numbers, loop.line, state_at(addresses)
     if numbers[NUM_CHOSEN] == 0:
         numbers[WHY] = OVER
-        found = who_joins(loop, watched, policy) if policy.how == LAZY else who_begins(loop, watched, policy)
+        found = who_joins(loop, watched, policy) if policy.how == LAZY else _beginners(loop, watched, policy)
         if numbers[WHY] == LEARN:
             return False
         loop.chosen[: len(found)] = found
@@ -148,15 +172,22 @@ def _admit(addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, wat
 
 
 @compiled
-def _ask(state: State, loop: LoopTables, watched: Watched, policy: Policy) -> bool:
+def _ask(state: State, loop: LoopTables, watched: RequestColumns, policy: Policy) -> bool:
     """Write the order in which the policy ranks the ready types; see `choose`. Returns False where it cannot be said
     yet; see WHY."""
     types, ready = state.types, ready_types(state.types)
     order = ready
-    if policy.how == AUTO:
+    if policy.how == AUTO and len(ready) < 2:
+        policy.auto.ranked_s[0], policy.auto.finishing[:] = loop.seconds[NOW_S], 0
+    elif policy.how == AUTO:
+        in_flight = loop.members[: loop.numbers[IN_FLIGHT]]
         for type_id in ready:
             policy.auto.num_ready[type_id] = types[TAIL_OF_QUEUE, type_id] - types[HEAD_OF_QUEUE, type_id]
-        order = order_of(loop, watched, policy, ready)
+        count_chains(ready, in_flight, watched.left, watched.width, policy.auto.independent)
+        order = type_order(
+            ready, loop.numbers[LAST] - loop.numbers[FIRST], in_flight, watched, policy.auto, policy.times.seconds,
+            loop.seconds[NOW_S],
+        )  # fmt: skip
     elif len(ready) > 1 and loop.numbers[MODELS] > 1:
         urgency = urgency_of(loop, watched, policy)
         if len(urgency) == 0:
@@ -168,7 +199,7 @@ def _ask(state: State, loop: LoopTables, watched: Watched, policy: Policy) -> bo
 
 @compiled
 def _submitted(
-    state: State, loop: LoopTables, device: DeviceCosts, watched: Watched, policy: Policy, task: Ids
+    state: State, loop: LoopTables, device: DeviceCosts, watched: RequestColumns, policy: Policy, task: Ids
 ) -> None:
     """Note when the steps of a new task begin and end."""
     numbers, seconds, type_id = loop.numbers, loop.seconds, task[OF_TYPE]
@@ -198,7 +229,7 @@ def _submitted(
 
 @compiled
 def _end_step(
-    addresses: Ids, loop: LoopTables, device: DeviceCosts, watched: Watched, policy: Policy, task: Ids,
+    addresses: Ids, loop: LoopTables, device: DeviceCosts, watched: RequestColumns, policy: Policy, task: Ids,
     taken_s: float, rows: int,
 ) -> None:  # fmt: skip
     """The next step of the task is done: retire it, answer whom it finishes, and learn from it."""
@@ -233,7 +264,7 @@ def _end_step(
 
 @compiled
 def play(
-    addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, device: DeviceCosts, watched: Watched,
+    addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, device: DeviceCosts, watched: RequestColumns,
     policy: Policy, task: Ids,
 ) -> Ids:  # fmt: skip
     """Play until all is done, or until there is something to do that is not compiled: see `numbers[WHY]`.

@@ -19,6 +19,7 @@ from batchmaker.lab.simulator.loop_tables import (
     AUTO,
     BUSY_S,
     CELLULAR,
+    IS_LEARNING,
     LAZY,
     NO_ROOM,
     NUM_COMING,
@@ -36,7 +37,6 @@ from batchmaker.lab.simulator.loop_tables import (
     LoopTables,
     OfferTables,
     Policy,
-    Watched,
 )
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
 from batchmaker.policies.auto import AutoPolicy
@@ -44,7 +44,7 @@ from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.policies.expectation import CORRECT_EVERY, NOBODY, ExpectedStepTimes, Predictions, StepsLeft
 from batchmaker.policies.lazy import LazyPolicy
-from batchmaker.policies.requests import RequestTable
+from batchmaker.policies.requests import RequestColumns, RequestTable
 from batchmaker.policies.run_lengths import MOST_NOTED
 from batchmaker.scheduler.steps import HEADER
 
@@ -193,14 +193,11 @@ class CompiledCells:
         records.busy_s = float(self._loop.seconds[BUSY_S])
         return records
 
-    def _watched(self) -> Watched:
+    def _watched(self) -> RequestColumns:
         table = self._requests
         if self._told.how != CELLULAR:
             table.fit(self._tables.num_slots - 1)
-        return Watched(
-            table.left, table.done, table.width, table.open, table.arrived_s, table.deadline_s, table.began_s,
-            table.model,
-        )  # fmt: skip
+        return table.columns
 
     def _learn(self) -> None:
         """Let the policy learn from what has run so far, and let the loop know what it expects now."""
@@ -215,7 +212,7 @@ class CompiledCells:
             self._learn_lengths(policy, self._told.lazy)
         if isinstance(policy, AutoPolicy) and numbers[STALE]:
             self._told = self._told._replace(auto=policy.tables(self._requests))
-            numbers[STALE] = 0
+            numbers[STALE], numbers[IS_LEARNING] = 0, policy.is_learning
 
     def _learn_lengths(self, policy: LazyPolicy, lazy: Lazy) -> None:
         profiles = [profile for _, _, profile in policy.left.predicted]

@@ -20,14 +20,14 @@ from batchmaker.lab.simulator.loop_tables import (
     LoopTables,
     Policy,
     Times,
-    Watched,
 )
 from batchmaker.policies.joining import NO_TEST
 from batchmaker.policies.lazy import fitting, num_joining_of, urgencies
+from batchmaker.policies.requests import RequestColumns
 
 
 @compiled
-def who_joins(loop: LoopTables, watched: Watched, policy: Policy) -> Ids:
+def who_joins(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Ids:
     """Return the slots of those who begin now, as LazyPolicy.admit. Where it cannot be said yet, WHY is LEARN."""
     numbers, lazy, in_flight = loop.numbers, policy.lazy, loop.members[: loop.numbers[IN_FLIGHT]]
     first, last = numbers[FIRST], numbers[LAST]
@@ -53,7 +53,7 @@ def who_joins(loop: LoopTables, watched: Watched, policy: Policy) -> Ids:
 
 
 @compiled
-def urgency_of(loop: LoopTables, watched: Watched, policy: Policy) -> Times:
+def urgency_of(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Times:
     """Return how urgent each model is: the smallest goes first. Nothing where it cannot be said yet; WHY is LEARN."""
     if loop.numbers[STALE] and not policy.lazy.recent:
         loop.numbers[WHY] = LEARN
@@ -66,7 +66,7 @@ def urgency_of(loop: LoopTables, watched: Watched, policy: Policy) -> Times:
 
 
 @compiled
-def learn_lengths(loop: LoopTables, watched: Watched, policy: Policy, slots: Ids) -> None:
+def learn_lengths(loop: LoopTables, watched: RequestColumns, policy: Policy, slots: Ids) -> None:
     """Note the lengths of the runs of requests that are done."""
     lazy, cells, given = policy.lazy, policy.lazy.predictions.cell, policy.lazy.predictions.given
     for slot in slots:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.policies.auto import AutoTables
+from batchmaker.policies.beginning import AutoTables
 from batchmaker.policies.expectation import ExpectedTimes, Predictions
 from batchmaker.policies.joining import JoiningRules
 
@@ -20,7 +20,7 @@ OVER, NO_ROOM, LEARN = range(3)
 lengths where they are STALE, times where they are not corrected any more since CORRECT_EVERY steps."""
 (
     NEXT, STEP, STEPS, ROWS, NUM_NEW, CHANGES, REJECTED, FIRST, LAST, IN_FLIGHT, MODELS, SINCE, STALE, WHY,
-    NUM_COMING, ADMITTED, HAS_RANKED, NUM_CHOSEN, NUM_RANKED, NUM_NUMBERS,
+    NUM_COMING, ADMITTED, IS_LEARNING, NUM_CHOSEN, NUM_RANKED, NUM_NUMBERS,
 ) = range(20)  # fmt: skip
 """Entries of `numbers`.
 
@@ -29,11 +29,10 @@ NUM_NEW: arrived since a step was submitted. CHANGES, REJECTED: see LazyPolicy. 
 `line`. IN_FLIGHT: how many. MODELS: see RequestTable. SINCE: steps since the expected times were made. STALE: 1 if a
 table of lengths must be made anew. WHY: as above. NUM_COMING: of `coming`.
 ADMITTED: 1 where the policy has said who begins, but not yet which type goes first.
-HAS_RANKED: see AutoPolicy. NUM_CHOSEN: of `chosen`. NUM_RANKED: of `order`, 0 if the policy is not asked.
+IS_LEARNING: see AutoPolicy. NUM_CHOSEN: of `chosen`. NUM_RANKED: of `order`, 0 if the policy is not asked.
 """
-NOW_S, STEP_S, FREE_S, BUSY_S, RANKED_S, NUM_SECONDS = range(6)
-"""Entries of `seconds`: the present; the begin of the step that ends next; the end of the task; of all steps; when
-`auto` was asked for a type last."""
+NOW_S, STEP_S, FREE_S, BUSY_S, NUM_SECONDS = range(5)
+"""Entries of `seconds`: the present; the begin of the step that ends next; the end of the task; of all steps."""
 
 
 class DeviceCosts(NamedTuple):
@@ -55,19 +54,6 @@ class OfferTables(NamedTuple):
     kinds: Ids
     nodes: Ids
     width: Times
-    model: Ids
-
-
-class Watched(NamedTuple):
-    """Columns of the RequestTable, by slot."""
-
-    left: Ids
-    done: Ids
-    width: Times
-    is_open: NDArray[np.bool_]
-    arrived_s: Times
-    deadline_s: Times
-    began_s: Times
     model: Ids
 
 
