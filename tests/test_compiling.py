@@ -149,6 +149,14 @@ def test_where_no_process_can_be_begun_the_start_compiles_by_itself(place: Place
     assert sorted(place.compiled()) == [(name, own) for name in ALL]
 
 
+def test_lines_that_a_process_prints_besides_do_no_harm(place: Place) -> None:
+    (place.folder / "loops.py").write_text(
+        "import os\nprint('hello' * ('BATCHMAKER_COMPILES' in os.environ))\n" + LOOPS
+    )
+    place.start()
+    assert {name for name, _ in place.compiled()} == set(ALL)
+
+
 def test_processes_that_compile_begin_none(place: Place) -> None:
     own = place.start(BATCHMAKER_COMPILES="1")
     assert sorted(place.compiled()) == [(name, own) for name in ALL]

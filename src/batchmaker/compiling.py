@@ -84,7 +84,7 @@ def _compile(needs: Sequence[str], processes: int) -> None:
         learner = _Process(needs)
         begun.append(learner)
         begun.extend(_Process() for _ in range(processes - 1))  # they make themselves ready meanwhile
-        parts: list[Any] = json.loads(learner.ask("") or "[]")
+        parts: list[Any] = list(json.loads(learner.ask("") or "[]"))
         learner.end()
         begun[0] = _Process()
         parts.reverse()
@@ -93,7 +93,7 @@ def _compile(needs: Sequence[str], processes: int) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    except OSError:  # no process can be begun
+    except (OSError, ValueError, TypeError):  # no process can be begun; what every interpreter runs first prints lines
         pass
     finally:
         for process in begun:
@@ -154,7 +154,7 @@ class _Process:
     def end(self) -> None:
         """End the process at once: what it has compiled is kept."""
         self._process.kill()
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # the thread that asks may be reading still
             self._process.communicate()
 
 
