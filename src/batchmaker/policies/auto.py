@@ -5,12 +5,12 @@ So it is in a chain, a tree, a lattice and a tagger: types that a request was in
 single call is none, and a full batch has to take at most half as long as its rows one by one. Elsewhere newcomers
 make those in flight wait until they have caught up. So as many of the first in line begin as step times forecast to
 be best: with the fewest late, then the smallest sum of finish times, of the groups with which all are done as soon as
-with the longest that is worth it. So it is also in a part of one type if requests have deadlines. At most two full
-batches of each type are in flight then, and who cannot be in time even alone stands behind those of its priority who
-can. What runs: of several models the one that can answer most requests for its time; of its types a full batch, of
-several the one furthest on (with the smallest ready share of its frontier), or else the type with the largest ready
-share. Before these goes a call that is all that some requests lack, once they have waited for it, in sum, as long as
-it makes all others wait, or if one of them would be late after another task.
+with the longest that is worth it. At most two full batches of each type are in flight then, and who cannot be in time
+even alone stands behind those of its priority who can. What runs: of several models the one that can answer most
+requests for its time; of its types a full batch, of several the one furthest on (with the smallest ready share of its
+frontier), or else the type with the largest ready share. Before these goes a call that is all that some requests
+lack, once they have waited for it, in sum, as long as it makes all others wait, or if one of them would be late after
+another task.
 """
 
 from __future__ import annotations

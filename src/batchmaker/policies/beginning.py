@@ -80,11 +80,8 @@ def see_parts(slots: Slots, requests: RequestColumns, known: AutoTables) -> None
 
 @compiled
 def all_meet(model: int, known: AutoTables, seconds: Seconds) -> bool:
-    """Whether the requests of a model repeat one part of it, and full batches of that gain enough for all to begin.
-
-    With deadlines not if the part is of one type: the forecast, which has types one after the other, is right there.
-    """
-    part, num_types = -1, 0
+    """Whether the requests of a model repeat one part of it, and full batches of that gain enough for all to begin."""
+    part = -1
     for type_id in range(len(known.part)):
         if known.repeats[type_id] and is_of(type_id, model, known):
             most = known.max_batch[type_id]
@@ -92,8 +89,7 @@ def all_meet(model: int, known: AutoTables, seconds: Seconds) -> bool:
             if not gains or (part >= 0 and known.part[type_id] != part):
                 return False
             part = known.part[type_id]
-            num_types += 1
-    return num_types > (1 if known.has_deadlines else 0)
+    return part >= 0
 
 
 @compiled
