@@ -36,7 +36,7 @@ from batchmaker.model.unfolding import Unfolding
 from batchmaker.scheduler.core import Scheduler
 
 CALLS: dict[type, tuple[str, ...]] = {
-    Scheduler: ("handle", "slots", "num_ready"),
+    Scheduler: ("handle", "slots"),
     InlineExecutor: ("submit", "poll"),
     ComputingExecutor: ("write", "read", "reserve"),
     Arrivals: ("draw", "recorded", "fill"),

@@ -91,7 +91,7 @@ def test_many_chunks_leave_one_time_out_behind() -> None:
     for request in range(500):
         desk.send(entry, request)
         desk.answer(request)
-    assert len(desk.sequences._idle._heap) == 1
+    assert len(desk.sequences._idle.heap) == 1
     assert (entry.outstanding, entry.waiting, entry.failed) == ({}, {}, {})
 
 

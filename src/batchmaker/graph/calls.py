@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Final, Protocol, final
 
 import numpy as np
 
 from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError
-from batchmaker.graph.cell_graph import HOST, CellGraph, Fetch, HostInput, NodeBlock
+from batchmaker.graph.cell_graph import HostInput, NodeBlock
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import Hold, HostValues, NodeArray, Output, Value
 
@@ -45,29 +44,6 @@ class Recording(Protocol):
 
 CallNumbers = tuple[int, tuple[int, ...], tuple[tuple[tuple[int, int], ...], ...]]
 """Calls of one cell: its type, the node of each, and of each the source node and the source's output for each input."""
-
-
-@lru_cache(maxsize=4096)
-def part_of_calls(
-    first: int, calls: tuple[CallNumbers, ...], fetched: tuple[tuple[int, int], ...], plain: bool
-) -> CellGraph:  # fmt: skip
-    """Return the part of a graph that consists of these single calls, which read only values of cells.
-
-    Functions that wait add such a part each time, many requests the same: they share it. fetched: (node, output).
-    """
-    graph = CellGraph(first, sum(len(nodes) for _, nodes, _ in calls), plain=plain, shared=True)
-    graph.fetches = [Fetch(np.array([node]), output) for node, output in fetched]
-    if calls:
-        num_ports = max(len(rows[0]) for _, _, rows in calls)
-        types, sources = np.empty(graph.num_nodes, np.int16), np.full((num_ports, graph.num_nodes), HOST)
-        outputs = np.zeros((num_ports, graph.num_nodes), np.int16)
-        for type_id, nodes, rows in calls:
-            places = np.array(nodes) - first
-            types[places] = type_id
-            for port, column in enumerate(zip(*rows, strict=True)):
-                sources[port, places], outputs[port, places] = np.array(column).T
-        graph.blocks.append(NodeBlock(first, types, sources, outputs))
-    return graph
 
 
 @final
@@ -129,7 +105,7 @@ class Calls:
         return bool(self._nodes)
 
     def as_numbers(self) -> CallNumbers | None:
-        """Return the waiting calls, if no argument is data; see `part_of_calls`."""
+        """Return the waiting calls, if no argument of theirs is data."""
         rows = []
         for arguments in self._rows:
             for argument in arguments:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError
 from batchmaker.graph.argument_errors import common_length, foreign, misfit
-from batchmaker.graph.calls import LAID_OUT, Calls, DataLayout, host_input, part_of_calls
+from batchmaker.graph.calls import LAID_OUT, CallNumbers, Calls, DataLayout, host_input
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, NodeBlock, Run
 from batchmaker.graph.constants import ascending, from_host, nodes_of, of_type
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
@@ -33,8 +33,11 @@ from batchmaker.graph.values import Chain, Hold, HostValues, NodeArray, Output, 
 Argument = Value | HostValues
 
 DEFAULT_MAX_NODES = 100_000
-MOST_SHARED: Final = 16
-"""Nodes of a part of a graph that is looked up among those of other requests, and values that it asks for."""
+MOST_ALIKE: Final = 16
+"""Nodes of a fragment that is looked up among those of other requests, and values that it asks for."""
+MOST_SHARED: Final = 4096
+"""Fragments that are remembered. Then all are forgotten."""
+_SHARED: Final[dict[tuple[object, ...], CellGraph]] = {}
 
 
 @final
@@ -250,38 +253,45 @@ class Recorder:
 
     def _taken(self) -> CellGraph:
         """Return the complete fragment that is recorded now."""
-        graph = self._graph
-        is_laid_out = graph.blocks or graph.runs or graph.host_inputs or graph.fetches or graph.kept is not None
-        if self.holds_values and graph.first and not is_laid_out:
-            shared = self._shared()
-            if shared is not None:
-                return shared
+        graph, calls = self._graph, self._as_numbers()
+        types = {type_id for type_id, _, _ in calls or ()}
+        key = (graph.first, calls, tuple(self._asked), types.isdisjoint(self._types_of_blocks))
+        if calls is not None and (shared := _SHARED.get(key)) is not None:
+            for called in self._calls:
+                called.forget()
+            self._num_laid_out = self.num_nodes
+            self._types_of_blocks |= types
+            self._asked.clear()
+            return shared
         self._add_asked()
         if self.num_nodes > self._num_laid_out:
             self._flush()
         graph.num_nodes = self.num_nodes - graph.first
+        if calls is not None:
+            if len(_SHARED) >= MOST_SHARED:
+                _SHARED.clear()
+            graph.shared, _SHARED[key] = True, graph
         return graph
 
-    def _shared(self) -> CellGraph | None:
-        """Return the fragment that is recorded now, if it consists of few single calls that read no data."""
-        first, count = self._graph.first, self.num_nodes - self._graph.first
-        if count > MOST_SHARED or len(self._asked) > MOST_SHARED:
+    def _as_numbers(self) -> tuple[CallNumbers, ...] | None:
+        """Return the calls of the fragment that is recorded now, if it is one that other requests may have, too.
+
+        It consists of few single calls that read no data, in a request that has waited: such requests do the same at
+        the same value, and each of them adds as many fragments as it waits.
+        """
+        graph, count = self._graph, self.num_nodes - self._graph.first
+        if not (self.holds_values and graph.first and max(count, len(self._asked)) <= MOST_ALIKE):
             return None
-        waiting = [calls for calls in self._calls if calls.waiting] if count else []
+        if graph.blocks or graph.runs or graph.host_inputs or graph.fetches or graph.kept is not None:
+            return None
         called = []
-        for calls in waiting:
-            numbers = calls.as_numbers()
-            if numbers is None:
-                return None
-            called.append(numbers)
-        for calls in waiting:
-            calls.forget()
-        self._num_laid_out = self.num_nodes
-        types = {type_id for type_id, _, _ in called}
-        plain = count <= 1 and types.isdisjoint(self._types_of_blocks)
-        self._types_of_blocks |= types
-        asked, self._asked = tuple(self._asked), []
-        return part_of_calls(first, tuple(called), asked, plain)
+        for calls in self._calls if count else ():
+            if calls.waiting:
+                numbers = calls.as_numbers()
+                if numbers is None:
+                    return None
+                called.append(numbers)
+        return tuple(called)
 
     def _add_asked(self) -> None:
         """Add the values that were asked for one by one to the fragment."""
