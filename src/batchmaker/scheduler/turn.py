@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled, compiled_within, number
+from batchmaker.compiled import compiled, compiled_unlocked, compiled_within, number
 from batchmaker.policies.ageing import note_ran
 from batchmaker.scheduler.arrive import arrive
 from batchmaker.scheduler.batching import form
@@ -91,7 +91,7 @@ def _may_get(state: State, worker: int) -> bool:
     return bool(counted <= rules[RUN_AHEAD])
 
 
-@compiled
+@compiled_unlocked
 def turn(
     addresses: Ids, forms: Ids, task: Ids, first: int, end: int, stopped: Flags, answer: bool, busy_s: float,
     arrived: Ids, worker: int, until: int, given: Ids, at: int, by_age: bool, may_ask: bool,
