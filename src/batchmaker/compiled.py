@@ -38,9 +38,9 @@ _LOG: Final = logging.getLogger(__name__)
 def compiled(loop: Callable[P, R]) -> Callable[P, R]:
     """Compile a function of arrays and numbers at its first call; the machine code is kept on disk for other processes.
 
-    It holds the interpreter's lock: most loops take microseconds, and releasing the lock would cost more. If its directory
-    cannot be written (`kept_in`), every process compiles for itself. With NUMBA_DISABLE_JIT=1 the Python code runs
-    instead.
+    It holds the interpreter's lock: most loops take microseconds, and releasing the lock would cost more. If its
+    directory cannot be written (`kept_in`), every process compiles for itself. With NUMBA_DISABLE_JIT=1 the Python code
+    runs instead.
 
     A call of one such function by another counts the references to each array argument, which takes longer than a few
     look-ups. So write the work for each item directly in the loop, or let it be written there (`compiled_inline`).
@@ -49,7 +49,7 @@ def compiled(loop: Callable[P, R]) -> Callable[P, R]:
 
 
 def compiled_unlocked(loop: Callable[P, R]) -> Callable[P, R]:
-    """As `compiled`, without the interpreter's lock, which other threads get meanwhile: for loops of many microseconds."""
+    """As `compiled`, without the interpreter's lock, which other threads get meanwhile: for loops that take longer."""
     return _compiled(loop, {"nogil": True})
 
 
