@@ -33,7 +33,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: both sides have
 import torch
 
 from batchmaker.cli.bench.report import commit
-from engine_cost import chains, over_http, page, picture, scheduling, streams, translators, trees
+from engine_cost import chains, over_http, page, picture, processors, scheduling, streams, translators, trees
 from engine_cost.measuring import NotRunError, Row, Settings, facts, load_average, say, stolen_s
 from provenance import CPU_EXECUTOR, ROOT, digest
 
@@ -52,7 +52,8 @@ LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "scheduler": scheduling.scheduler,
     "queueing": scheduling.queueing,
     "budgets": scheduling.budgets,
-    "workers": scheduling.workers,
+    "workers": processors.workers,
+    "processes": processors.processes,
     "http-trivial": over_http.trivial,
     "http-lstm": over_http.lstm,
 }

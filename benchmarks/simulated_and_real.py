@@ -94,7 +94,7 @@ WATCHED_LOAD = 0.5
 WARM = 0.2
 """Share of the requests, from the first, that are offered and not counted."""
 DISTURBED = 0.15
-"""Cores that other programs may use while something is measured; else it is measured again."""
+"""Workers that other programs may use while something is measured; else it is measured again."""
 MOST_TRIES = 3
 FIGURES = ("p50_ms", "p90_ms", "p99_ms", "mean_batch")
 T = TypeVar("T")

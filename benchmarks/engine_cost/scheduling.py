@@ -1,9 +1,8 @@
-"""What the engine's own work costs: the scheduler, Python per request and step, queueing, a second worker."""
+"""What the engine's own work costs: the scheduler, Python per request and step, queueing."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -18,7 +17,6 @@ from batchmaker.policies.cellular import BUDGET_MS
 from engine_cost.chains import ALONE_WORDS, WORDS, chain
 from engine_cost.measuring import (
     Better,
-    NotRunError,
     Row,
     Settings,
     absolute,
@@ -142,24 +140,4 @@ def _over_others(
     return compared(
         work, figure, unit, found[ours], found[best], better=better, baseline=f"{best} a task", target=target,
         seen=seen, **more,
-    )  # fmt: skip
-
-
-def workers(settings: Settings) -> Iterator[Row]:
-    """All waiting, with two workers over one."""
-    if len(os.sched_getaffinity(0)) < 2:
-        raise NotRunError("needs two cores")
-    size = settings.of((1024, "bfloat16"), (64, "float32"))
-    with chain(settings, size) as it:
-        model = zoo.make("lstm", hidden=size[0], dtype=size[1], vocabulary_size=WORDS)
-        with bm.Engine(model, threads=1, workers=2) as two:
-            sides = {
-                "ours": lambda: per_second(partial(two.map, it.requests, progress=False), len(it.requests)),
-                "theirs": lambda: per_second(partial(it.map, it.requests), len(it.requests)),
-            }
-            interleaved(sides, 1)
-            found = interleaved(sides, settings.of(5, 1))
-    yield compared(
-        it.name, "all waiting, two workers", "requests/s", found["ours"], found["theirs"], better="higher",
-        baseline="one worker", target=1.7,
     )  # fmt: skip

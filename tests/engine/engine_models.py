@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
+from batchmaker.engine import Ticket
 from batchmaker.graph.spec import TypeId
 from batchmaker.policies.base import CellPolicy, ReadyView
 from batchmaker.policies.cellular import CellularPolicy
@@ -217,16 +218,26 @@ class Watching(CellPolicy):
 
 
 def scheduler(engine: bm.Engine) -> Any:
+    """Return the scheduler of the first worker."""
     return engine.driver._scheduler
+
+
+def schedulers(engine: bm.Engine) -> list[Any]:
+    return [driver._scheduler for driver in engine.drivers]
+
+
+def unanswered(engine: bm.Engine) -> list[Ticket]:
+    return [ticket for loop in engine._workers.loops for ticket in loop._unanswered.unsettled()]
 
 
 def assert_balanced(engine: bm.Engine) -> None:
     """Everything is given back and the state is consistent. Call it once the engine has stopped."""
-    core = scheduler(engine)
-    core.check_invariants()
+    for core in schedulers(engine):
+        core.check_invariants()
+        assert core.num_requests == 0
+        assert core.num_rows == 0
     assert engine.num_in_flight == 0
-    assert core.num_requests == 0
-    assert core.num_rows == 0
+    assert [loop.work for loop in engine._workers.loops] == [0] * len(engine.drivers)
 
 
 def wait_until(holds: Any, limit_s: float = 60.0) -> None:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from engine_models import Counter, Endless, Gate, Sums, Totals, assert_balanced, shut, wait_until
+from engine_models import Counter, Endless, Gate, Sums, Totals, assert_balanced, shut, unanswered, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -368,7 +368,7 @@ def test_each_answer_comes_exactly_once_whatever_several_threads_do(
     assert sorted(settled) == list(range(total))
     (counts,) = engine.service.values()
     assert Count(outcomes) == Count({"answered": counts.answered, **counts.failed})
-    assert not engine._loop._unanswered
+    assert not unanswered(engine)
     assert_balanced(engine)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 from checked_commands import CommandChecks
-from engine_models import assert_balanced, scheduler
+from engine_models import assert_balanced, schedulers
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from plain_cells import PlainCell, resolved, same
@@ -339,14 +339,16 @@ def play(mix: Mix) -> None:
         cells = cells_of(MODULES, mix.max_batch)
         models = {"plain": Planned(cells), "waiting": PlannedWaiting(cells)}
         engine = bm.Engine(models, mix.policy, workers=mix.workers, threads=1, late=mix.late)  # type: ignore[arg-type]
-        checks = engine.driver.record = CommandChecks(scheduler(engine))  # type: ignore[attr-defined]
+        checks = [CommandChecks(core) for core in schedulers(engine)]
+        for driver, each in zip(engine.drivers, checks, strict=True):
+            driver.record = each  # type: ignore[attr-defined]
         engine.on_settled = lambda ticket, _: settled.update([ticket.request_id])
         with engine:
             asked = ask_all(mix, engine)
             assert engine.heartbeat.alive
             probe = engine.submit(Plan((Counts(5, 0, 9, False), Returns("numbers", 1))), model="plain")
             assert probe.result(120) == [15]
-    assert not checks.wrong, checks.wrong[0]
+    assert not [wrong for each in checks for wrong in each.wrong]
     assert sorted(settled) == list(range(len(asked) + 1))
     assert set(settled.values()) == {1}
     assert_balanced(engine)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_models import Counter, Turns, Watching, assert_balanced
+from engine_models import Counter, Turns, Watching, assert_balanced, unanswered
 from raising_models import Ask, Hanging, WholeSums
 from torch import nn
 
@@ -40,13 +40,13 @@ def break_now(engine: bm.Engine) -> None:
     def fails(*_: Any) -> Any:
         raise DefectError("of a test")
 
-    engine.driver._scheduler.handle = fails  # type: ignore[attr-defined]
+    for driver in engine.drivers:
+        driver._scheduler.handle = fails  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_who_had_begun_is_told_and_who_waited_is_served(workers: int, engine_log: Any) -> None:
+def test_who_had_begun_is_told_and_who_waited_is_served(engine_log: Any) -> None:
     model = Hanging()
-    with bm.Engine(model, threads=1, workers=workers) as engine:
+    with bm.Engine(model, threads=1) as engine:
         assert int(engine.submit(3).result(60)) == 3
         began = engine.submit(0)
         assert model.entered.wait(60)
@@ -84,7 +84,7 @@ def test_a_request_answered_late_by_another_thread_is_counted_once(engine_log: A
         model.let_go.set()
         assert int(engine.submit(2).result(60)) == 2
     assert settled == ["DeadlineError", "NoneType"]
-    assert len(engine._loop._unanswered.unsettled()) == 0
+    assert not unanswered(engine)
 
 
 def test_its_sequences_end_and_say_why(engine_log: Any) -> None:
@@ -165,15 +165,26 @@ def test_it_may_fail_while_it_stops(engine_log: Any) -> None:
     assert_balanced(engine)
 
 
-def test_workers_that_compute_are_waited_for_and_end(engine_log: Any) -> None:
-    with bm.Engine(Counter(), threads=1, workers=2) as engine:
-        engine.submit(2).result(60)
-        before = set(engine.driver.executor._threads)  # type: ignore[attr-defined]
-        break_now(engine)
-        assert isinstance(engine.submit(2).exception(60), EngineError)
-        assert engine.submit(2).result(60) == [1, 2]
-        assert not any(thread.is_alive() for thread in before)
-        assert sum("batchmaker-worker" in thread.name for thread in threading.enumerate()) >= 2
+def test_one_of_several_workers_begins_anew_and_the_others_know_nothing_of_it(engine_log: Any) -> None:
+    model = Hanging()
+    with bm.Engine(model, threads=1, workers=2) as engine:
+        began = engine.submit(0)  # one of the workers hangs in its unfold function
+        assert model.entered.wait(60)
+        (hanging,) = [n for n, loop in enumerate(engine._workers.loops) if loop.work]
+        before = engine.drivers
+
+        def fails(*_: Any) -> Any:
+            raise DefectError("of a test")
+
+        before[hanging]._scheduler.handle = fails  # type: ignore[attr-defined]
+        others = [engine.submit(n) for n in (4, 5, 6)]
+        assert [int(answer.result(60)) for answer in others] == [4, 5, 6]
+        model.let_go.set()
+        assert isinstance(began.exception(60), EngineError)
+        assert engine.drivers[hanging] is not before[hanging]
+        assert engine.drivers[1 - hanging] is before[1 - hanging]
+        assert engine.stats.restarts == 1
+    assert_balanced(engine)
 
 
 def test_whole_requests_in_batches_begin_anew_as_well(engine_log: Any) -> None:
@@ -211,7 +222,7 @@ class Slow(bm.Model):
 def test_a_slow_start_says_what_it_does_and_a_failed_one_only_its_error(fails: bool, engine_log: Any) -> None:
     model, raised = Slow(fails=fails), list[BaseException]()
     engine = bm.Engine(model, CellularPolicy(), threads=1)
-    watchdog = engine._loop._watchdog
+    watchdog = engine._workers.loops[0]._watchdog
     watchdog._hung_after_s = 0.0  # every look finds what it does slow
     watchdog.start = lambda: None  # type: ignore[method-assign]  # the test looks itself
 

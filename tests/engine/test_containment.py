@@ -31,7 +31,6 @@ from batchmaker.engine.unanswered import Unanswered
 from batchmaker.engine.unfolder import Unfolder
 from batchmaker.errors import CancelledError, RequestError, SequenceError
 from batchmaker.executor.compute import ComputingExecutor
-from batchmaker.executor.cpu import CpuExecutor
 from batchmaker.executor.inline import InlineExecutor
 from batchmaker.model.unfolding import Unfolding
 from batchmaker.scheduler.core import Scheduler
@@ -39,10 +38,9 @@ from batchmaker.scheduler.core import Scheduler
 CALLS: dict[type, tuple[str, ...]] = {
     Scheduler: ("handle", "slots", "num_ready"),
     InlineExecutor: ("submit", "poll"),
-    CpuExecutor: ("submit", "poll", "reserve"),
     ComputingExecutor: ("write", "read", "reserve"),
     Arrivals: ("draw", "recorded", "fill"),
-    Results: ("enter", "leave", "gather", "begin", "take", "stopped", "loops_ended"),
+    Results: ("enter", "leave", "gather", "begin", "take", "loops_ended"),
     ResultTables: ("fit",),
     StopTests: ("enter", "leave", "apply"),
     Sequences: ("may_begin", "expire", "take_due", "take_closed", "settled", "next_wakeup_s", "close"),
@@ -138,7 +136,7 @@ def engine(request: Any, faults: Faults) -> Iterator[bm.Engine]:
         assert engine.heartbeat.alive
         assert engine.num_sequences == 0
     assert_balanced(engine)
-    assert len(engine._loop._unanswered) == 0
+    assert len(engine._workers.loops[0]._unanswered) == 0
 
 
 class Mix:
@@ -238,7 +236,7 @@ def test_a_failure_at_any_call_is_contained(
 
 
 def test_every_call_is_made(engine: bm.Engine, faults: Faults) -> None:
-    """So that none of the tests above is empty; some calls are those of one executor only."""
+    """So that none of the tests above is empty."""
     fault = faults.present = Fault("Scheduler.handle", 1, ValueError, after=False)  # the tables must grow anew
     while not fault.fired:  # it may be the call for a sequence that was closed before
         error = engine.submit(1, model="counter").exception(120)
@@ -250,11 +248,8 @@ def test_every_call_is_made(engine: bm.Engine, faults: Faults) -> None:
             Mix(engine, 3, cancels=True).check(None)
     finally:
         faults.present = None
-    with_one = {name for name in EVERY if name.startswith("CpuExecutor.")} | {"Results.stopped"}
-    with_two = {name for name in EVERY if name.startswith("InlineExecutor.")}
     fault.seen["CellDriver.cancel"] += 1  # made only if the cancellation comes after the request has begun
-    other = with_one if type(engine.driver.executor) is InlineExecutor else with_two  # type: ignore[attr-defined]
-    assert sorted(set(EVERY) - other - set(fault.seen)) == []
+    assert sorted(set(EVERY) - set(fault.seen)) == []
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])

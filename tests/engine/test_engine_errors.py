@@ -360,7 +360,7 @@ def test_each_request_of_any_mix_is_settled_exactly_once(mix: Any, workers: int,
                 if length > 6:
                     next(stream)
                 stream.close()
-                engine._loop.cancel(len(futures))  # type: ignore[arg-type]
+                engine._workers.cancel(len(futures))  # type: ignore[arg-type]
                 futures.append((kind, xs, None))
             else:
                 deadline_ms = {"late": -1.0}.get(kind)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engine_models import assert_balanced, wait_until
+from engine_models import assert_balanced, unanswered, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from raising_models import Hanging
@@ -103,7 +103,7 @@ def test_each_request_is_answered_once_whoever_answers_it(asks: list[tuple[int, 
                 assert int(future.result(60)) == n
     assert sorted(answered) == list(range(len(asks)))
     assert len(set(settled)) == len(settled) == 1 + len(asks)
-    assert not engine._loop._unanswered
+    assert not unanswered(engine)
     assert_balanced(engine)
 
 
@@ -111,7 +111,7 @@ def test_requests_that_are_finished_late_are_not_given_up_while_another_hangs(mo
     with bm.Engine(model, threads=1, late="finish") as engine:
         hung(engine, model)
         late = engine.submit(5, deadline_ms=1)
-        engine._loop._answer_late(engine.heartbeat)
+        engine._workers.loops[0]._answer_late(engine.heartbeat)
         assert not late.done()
         model.let_go.set()
         assert int(late.result(60)) == 5

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from engine_models import assert_balanced
+from engine_models import assert_balanced, unanswered
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from raising_models import KINDS, PLACES, Ask, Incomparable, Sums, Unsayable, WaitingSums, WholeSums
@@ -108,7 +108,7 @@ def test_in_any_mix_every_good_request_is_answered_and_every_bad_one_fails(mix: 
         else:
             check(ask, future)
     assert sorted(settled) == list(range(len(asked)))
-    assert not engine._loop._unanswered
+    assert not unanswered(engine)
     assert_balanced(engine)
     (counts,) = engine.service.values()
     assert counts.answered + counts.num_failed == len(asked)

@@ -52,7 +52,7 @@ def test_clusters_write_to_their_peers_between_their_barriers():
 
 
 @pytest.mark.parametrize(("config", "kind"), [(BFLOAT16, "bf16"), (FLOAT16, "f16")])
-def test_sixteen_bit_products_run_on_tensor_cores(config, kind):
+def test_sixteen_bit_products_run_on_tensor_workers(config, kind):
     text = ptx(config)
     assert f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32" in text
     assert f"cvt.rn.{kind}.f32" in text

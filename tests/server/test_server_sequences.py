@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchmaker.clock import VirtualClock
-from batchmaker.engine.open_sequences import Sequences
+from batchmaker.engine.open_sequences import SequenceLimit, Sequences
 from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import SequenceError
 from batchmaker.lab import zoo
@@ -28,7 +28,7 @@ class Port:
 
     def __init__(self, limit: int = 1000) -> None:
         self.clock = VirtualClock()
-        self.sequences = Sequences(self.clock, limit=limit)
+        self.sequences = Sequences(self.clock, SequenceLimit(limit))
 
     def open_sequence(self, priority, idle_s):
         entry = self.sequences.make(idle_s)

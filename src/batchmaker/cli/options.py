@@ -30,7 +30,9 @@ Threads = Annotated[
 Device = Annotated[
     str, typer.Option(help="cpu; cuda for all GPUs, a worker for each; or some of them: cuda:0, cuda:0,1.")
 ]
-Workers = Annotated[int, typer.Option(min=1, help="Worker threads.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Worker threads. Default: as many as processors, but for one.")
+]
 MaxBatch = Annotated[
     int | None, typer.Option(min=1, help="Most rows in one call of a cell. Default: the model's own; see `profile`.")
 ]

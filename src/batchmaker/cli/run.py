@@ -59,7 +59,7 @@ def run(
         typer.Option(help="What runs next: cellular, padded, learned:file=FILE, ... Default: auto on a CPU."),
     ] = None,
     threads: options.Threads = None,
-    workers: options.Workers = 1,
+    workers: options.Workers = None,
     device: options.Device = "cpu",
     max_batch: options.MaxBatch = None,
     deadline_ms: options.DeadlineMs = None,
@@ -84,7 +84,9 @@ def run(
     options.check_writable(output)
     given: dict[str, Any] = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
     built, numbered, encode, show = _model_and_requests(model, source, given)
-    with Engine(built, policy, workers=workers, threads=threads, device=device, deadline_ms=deadline_ms) as engine:
+    with Engine(
+        built, policy, workers=workers or "auto", threads=threads, device=device, deadline_ms=deadline_ms
+    ) as engine:
         warn_of_another_model(policy, model)  # policies for other cells have been refused
         answers = _Answers(engine, [index for index, _ in numbered], show)
         answers.collect([line for _, line in numbered], encode)

@@ -78,7 +78,9 @@ def serve(
         str | None, typer.Option(help="What runs next: cellular, lazy, padded, ... Default: as the model asks.")
     ] = None,
     threads: options.Threads = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker threads of each model. Default: 1.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Worker threads of each model. Default: all processors but one.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda for all GPUs, or some of them: cuda:0, cuda:0,1. Default: cpu.")
     ] = None,

@@ -67,7 +67,7 @@ class Answer:
 
     def __init__(self, request_id: RequestId, handover: Handover, values: Values | None = None) -> None:
         self.request_id = request_id
-        self._handover = handover
+        self.handover = handover
         self.verdicts: list[CancelledError | None] = []
         self._waiting: list[asyncio.Future[None] | Callable[[], object]] = []  # futures of event loops, or functions
         if values is not None:
@@ -132,7 +132,7 @@ class Answer:
             call_soon(future.get_loop(), partial(wake_all, (future,)))
         # This comes last. The engine may not have the request yet (see Loop.hold). Then it ignores this call, and
         # reads `is_cancelled` before it unfolds the request.
-        self._handover.cancel(self.request_id)
+        self.handover.cancel(self.request_id)
         return True
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -240,7 +240,7 @@ class Answer:
         """Block until the request is done. Raises TimeoutError after `timeout` seconds."""
         if self._is_done:
             return
-        self._handover.release()  # an event loop's requests are held until its turn ends, but this call blocks the turn
+        self.handover.release()  # an event loop's requests are held until its turn ends, but this call blocks the turn
         sleeping = threading.Lock()  # acquired twice here; the thread that ends the request releases it in between
         sleeping.acquire()
         self._waiting.append(sleeping.release)
@@ -262,7 +262,7 @@ class Answer:
         return self._values
 
     def _iterate(self, values: Values) -> Generator[Any, None, None]:
-        self._handover.release()  # as in _wait
+        self.handover.release()  # as in _wait
         finished = False
         try:
             while (value := values.take()) is not _END:

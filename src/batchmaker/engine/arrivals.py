@@ -16,7 +16,7 @@ from batchmaker.graph.spec import CellType
 from batchmaker.model.cell import Cell
 from batchmaker.model.request_shapes import Leaf
 from batchmaker.model.scope import CellTypes
-from batchmaker.model.template_cache import Sight, TemplateCache
+from batchmaker.model.template_cache import ProvenTemplates, Sight, TemplateCache
 from batchmaker.model.template_values import Drawn, Given, gather
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding
@@ -29,11 +29,14 @@ Write = Callable[[TableId, slice | NDArray[np.int64], Any], None]
 class Arrivals:
     """Finds the templates of requests, and writes the values of admitted requests into the host tables.
 
-    cells: by type id; may grow. max_nodes: the most nodes of one request. write: Executor.write.
+    cells: by type id; may grow. max_nodes: the most nodes of one request. write: Executor.write. proven: see
+    TemplateCache.
     """
 
-    def __init__(self, cells: Sequence[CellType], max_nodes: int, write: Write) -> None:
-        self._templates = TemplateCache(cells, max_nodes)
+    def __init__(
+        self, cells: Sequence[CellType], max_nodes: int, write: Write, proven: ProvenTemplates | None = None
+    ) -> None:
+        self._templates = TemplateCache(cells, max_nodes, proven)
         self._write = write
 
     @property

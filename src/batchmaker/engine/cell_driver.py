@@ -23,7 +23,7 @@ from batchmaker.model.cell import Cell
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.scope import CellTypes
 from batchmaker.model.structure import Handle
-from batchmaker.model.template_cache import TemplateCache
+from batchmaker.model.template_cache import ProvenTemplates, TemplateCache
 from batchmaker.model.unfolding import computed, end_of_loop
 from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask
 from batchmaker.scheduler.core import Scheduler
@@ -46,7 +46,8 @@ class CellDriver:
     """Unfolds requests, gives events to the scheduler and carries out its commands.
 
     models: for each model, by number, what gives its cells their types: the registry, with the prefix of its names.
-    max_nodes: the most nodes of one request. sequences: the open sequences, whose chunks it runs.
+    max_nodes: the most nodes of one request. sequences: the open sequences, whose chunks it runs. proven: see
+    TemplateCache.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class CellDriver:
         clock: Clock,
         max_nodes: int,
         sequences: Sequences,
+        proven: ProvenTemplates | None = None,
     ) -> None:
         self._registry = registry
         self._scheduler = scheduler
@@ -68,7 +70,7 @@ class CellDriver:
         self._in_flight: dict[RequestId, InFlight] = {}
         self._tasks: dict[TaskId, RunTask] = {}
         self._brought = Results()
-        self._arrivals = Arrivals(registry.types, max_nodes, executor.write)
+        self._arrivals = Arrivals(registry.types, max_nodes, executor.write, proven)
         self._unwritten: list[tuple[InFlight, Admit]] = []
         self._results: list[StepsResult] = []
         self._settle: Callable[[Sequence[Settled]], None] = lambda _: None
@@ -143,6 +145,11 @@ class CellDriver:
     def num_in_flight(self) -> int:
         """Number of requests in flight, with the chunks that wait for the one before them."""
         return len(self._in_flight) + self.sequences.num_waiting
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of open sequences."""
+        return self.sequences.num_open
 
     def next_wakeup_s(self) -> float | None:
         """The next deadline or end of an idle sequence, in engine seconds; None if there is none."""
@@ -222,6 +229,8 @@ class CellDriver:
             case Fail():
                 request = self._in_flight.pop(command.request)
                 self._brought.leave([request])
+                if request.is_withdrawn:
+                    return
                 call_quietly(request.unfolding.close, "an unfold function that was closed")
                 self._settle([(request.ticket, None, request.error or error_of(command))])
             case Read():
@@ -324,6 +333,26 @@ class CellDriver:
         """Give up every request in flight and every chunk that waits."""
         self.sequences.cancel_all()
         self._handle([RequestCancelled(request_id, self._clock.now_s()) for request_id in self._in_flight])
+
+    def withdraw(self) -> list[Ticket]:
+        """See Driver.withdraw. Only requests with templates, which need not be unfolded again; those that came last."""
+        running = {owner for task in self._tasks.values() for owner in self._scheduler.owners(task.nodes)}
+        spare = [
+            request
+            for request_id, request in reversed(self._in_flight.items())
+            if request.drawn is not None
+            and request.ticket.started_s is None
+            and request.ticket.worker is None
+            and request.error is None
+            and request_id not in running
+        ]
+        leaving = spare[: (len(spare) + 1) // 2]
+        for request in leaving:
+            request.is_withdrawn = True
+            request.ticket.num_cells = 0
+        now_s = self._clock.now_s()
+        self._handle([RequestCancelled(request.ticket.request_id, now_s) for request in leaving])
+        return [request.ticket for request in leaving if request.ticket.request_id not in self._in_flight]
 
     def tickets(self) -> Sequence[Ticket]:
         """Return the tickets of requests in flight and of chunks that wait."""

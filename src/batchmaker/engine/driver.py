@@ -109,6 +109,10 @@ class Driver(Protocol):
     def cancel_all(self) -> None:
         """Give up every request in flight."""
 
+    def withdraw(self) -> list[Ticket]:
+        """Give up half of the requests that could begin elsewhere as well: nothing of them has run. Settle none."""
+        ...
+
     def tickets(self) -> Sequence[Ticket]:
         """Return the tickets that were taken and are not settled."""
 
@@ -128,6 +132,10 @@ class Driver(Protocol):
     @property
     def num_in_flight(self) -> int:
         """Number of requests that were taken and are not settled."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of open sequences. Any thread may ask."""
 
     def finish(self) -> None:
         """Wait until the workers have finished the steps that they still hold, and handle the results.

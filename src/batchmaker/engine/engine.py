@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from threading import Lock
 from types import TracebackType
 from typing import Any, Literal, final
 
@@ -18,22 +19,24 @@ from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.interpreter import tune_interpreter
 from batchmaker.engine.loop import Loop
 from batchmaker.engine.observers import Onlooker
-from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES
+from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES, SequenceLimit
 from batchmaker.engine.options import check_choice, check_number, check_whole, checked_priority
 from batchmaker.engine.request import Settled, Ticket
 from batchmaker.engine.sequence import Sequence
-from batchmaker.engine.setup import Drivers, choose_policy, make_driver, prepare_scheduler
+from batchmaker.engine.setup import Drivers, choose_policy, make_driver, prepare_scheduler, separated
 from batchmaker.engine.start import Start
 from batchmaker.engine.stats import DriverStats, ServiceStats, StepSeen
 from batchmaker.engine.submission import Room, Submitter, Tickets
+from batchmaker.engine.workers import Workers
 from batchmaker.errors import OptionError, StoppedError
 from batchmaker.executor.base import Executor
-from batchmaker.executor.processors import default_threads
+from batchmaker.executor.processors import default_threads, found_processors
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
 from batchmaker.model.model import Model
 from batchmaker.model.ragged import Ragged, separate
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.structure import owned
+from batchmaker.model.template_cache import ProvenTemplates
 from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 
@@ -50,11 +53,13 @@ class Engine:
     - model: one model, or several by name. With several, each request names its model.
     - policy: a name, such as `cellular` or `padded`, or a policy object. Default: `auto`; on GPUs `cellular`, unless
       `refuse` is set.
-    - workers: one worker computes in the engine's own thread, several in threads of their own.
-    - threads: compute threads of each worker. Default: `OMP_NUM_THREADS`, or all usable cores but one,
-      divided among the workers; a cgroup's quota counts (`executor.processors`).
+    - workers: threads that serve, each with a scheduler and rows of its own; requests are dealt to them by work, and
+      unfold functions run in all of them. `auto`: as many as there are compute threads (see `threads`), of one thread
+      each, where there are more than two processors; otherwise one.
+    - threads: compute threads of each worker. Default: `OMP_NUM_THREADS`, or all usable processors but one, divided
+      among the workers; a cgroup's quota counts (`executor.processors`).
     - run_ahead: a worker gets its next task when at most so many of its tasks are unfinished (of its steps, if the
-      policy has no budget of time). Default: 0 with one CPU worker, otherwise 1.
+      policy has no budget of time). Default: 0 on the CPU, otherwise 1.
     - max_nodes: the most nodes of one request.
     - device: `cpu`; `cuda` for all GPUs, with one worker for each; or some of them, as `cuda:0,1`. DeviceError if there
       is no such GPU.
@@ -78,7 +83,7 @@ class Engine:
         model: Model | Mapping[str, Model],
         policy: str | CellPolicy | GraphPolicy | None = None,
         *,
-        workers: int = 1,
+        workers: int | Literal["auto"] = "auto",
         threads: int | None = None,
         run_ahead: int | None = None,
         max_nodes: int = DEFAULT_MAX_NODES,
@@ -93,8 +98,10 @@ class Engine:
         max_queue: int | None = None,
         when_full: Literal["refuse", "wait"] = "refuse",
     ) -> None:
-        check_whole("workers", workers, least=1)
         check_whole("threads", threads, least=1, optional=True)
+        if workers != "auto":
+            check_whole("workers", workers, least=1)
+        workers, threads = found_processors().divided(workers, threads)
         check_whole("run_ahead", run_ahead, least=0, optional=True)
         check_whole("max_nodes", max_nodes, least=1)
         check_whole("max_sequences", max_sequences, least=0)
@@ -108,8 +115,11 @@ class Engine:
         self._catalogue = Catalogue(model, self._registry, deadline_ms)
         computes_here = executor is None and device == "cpu"
         threads = default_threads(workers) if threads is None else threads
-        self._drivers = Drivers(
-            choose_policy(policy, refuse=refuse, on_cpu=computes_here),
+        chosen = choose_policy(policy, refuse=refuse, on_cpu=computes_here)
+        several = workers if computes_here and isinstance(chosen, CellPolicy) else 1
+        self._limit = SequenceLimit(max_sequences)
+        room = None if max_queue is None else Room(max_queue, waits=when_full == "wait")
+        make = partial(
             make_driver,
             catalogue=self._catalogue,
             registry=self._registry,
@@ -122,34 +132,40 @@ class Engine:
             tf32=tf32,
             executor=executor,
             give_up_late=late == "give-up",
-            max_sequences=max_sequences,
+            limit=self._limit,
             aged_every=aged_every,
         )
-        room = None if max_queue is None else Room(max_queue, waits=when_full == "wait")
-        self._loop = Loop(
-            self._drivers.first(),
-            self._drivers.another,
-            self._clock,
-            self._settled,
-            give_up_late=late == "give-up",
-            left=(lambda _: None) if room is None else room.leave,
-            starting=lambda: self._start.said,
-            aged_every=aged_every,
+        proven = ProvenTemplates()
+        self._drivers = [Drivers(each, make, proven=proven) for each in separated(chosen, several)]
+        self._service = [[ServiceStats() for _ in self._catalogue] for _ in self._drivers]  # by worker and by model
+        self._workers = Workers(
+            [
+                Loop(
+                    drivers.first(),
+                    drivers.another,
+                    self._clock,
+                    partial(self._settled, service),
+                    give_up_late=late == "give-up",
+                    left=(lambda _: None) if room is None else room.leave,
+                    starting=lambda: self._start.said,
+                    aged_every=aged_every,
+                )
+                for drivers, service in zip(self._drivers, self._service, strict=True)
+            ]
         )
         self._start = Start(
             self._catalogue,
             self._registry,
-            self._loop,
+            self._workers.loops,
             self._drivers,
             threads if computes_here else None,
             lambda request, name: self._ticket(request, math.inf, 0, name),
             lambda name: self.open_sequence(deadline_ms=math.inf, model=name),
         )
-        self._submitter = Submitter(self._loop, self.start, room)
+        self._submitter = Submitter(self._workers.entrance, self.start, room)
         self._tickets = Tickets(self._clock)
-        self._service = {served.name: ServiceStats() for served in self._catalogue}
-        self._service_of = list(self._service.values())
         self._on_settled: Onlooker[[Ticket, BaseException | None]] | None = None
+        self._telling = Lock()  # one worker at a time tells `on_settled`
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -161,12 +177,12 @@ class Engine:
         tune_interpreter()
         if isinstance(self.driver, CellDriver):
             prepare_scheduler()
-        if not self._loop.start():
+        if not self._workers.start():
             return self
         try:
             self._start.run()
         except BaseException:  # Ctrl-C as well; a thread that is busy for longer than a second is not waited for
-            self._loop.stop(drain=False, within_s=0.0 if self.heartbeat.busy_for_s > 1.0 else None)
+            self._workers.stop(drain=False, within_s=0.0 if self.heartbeat.busy_for_s > 1.0 else None)
             raise
         return self
 
@@ -180,7 +196,7 @@ class Engine:
         ends.
         """
         check_number("within_s", within_s, least=0.0, optional=True)
-        return self._loop.stop(drain=drain, within_s=within_s)
+        return self._workers.stop(drain=drain, within_s=within_s)
 
     def __enter__(self) -> Engine:
         return self.start()
@@ -262,8 +278,9 @@ class Engine:
         """
         served, priority = self._catalogue.find(model), checked_priority(priority)
         served.due_s(0.0, deadline_ms)  # raises OptionError for a wrong deadline
-        self._loop.check()
-        driver = self.driver
+        self._workers.check()
+        worker, loop = self._workers.least_sequences()
+        driver = loop.driver
         if not isinstance(driver, CellDriver):
             raise OptionError(
                 f"policy {self.policy.name!r} batches whole requests and keeps nothing between them; sequences need "
@@ -271,16 +288,16 @@ class Engine:
             )
         if not served.model.takes_chunks:
             served.model.unfold_chunk(None, None)  # raises ModelError, with advice
-        if not self._loop.is_running:
+        if not self._workers.is_running:
             self.start()
         entry = driver.sequences.make(idle_timeout_s)
         try:
-            self._loop.send(partial(driver.sequences.open, entry))
+            loop.send(partial(driver.sequences.open, entry))
         except StoppedError:
             driver.sequences.uncount(entry)
             raise
         make_ticket = partial(self._tickets.one, served, priority=priority)
-        return Sequence(entry, self._loop, self._submitter, make_ticket, deadline_ms)
+        return Sequence(entry, loop, self._submitter, make_ticket, deadline_ms, worker)
 
     def map(
         self,
@@ -321,22 +338,30 @@ class Engine:
     @property
     def stats(self) -> DriverStats:
         """Counts of what was computed since the start. For reading only."""
-        return self.driver.stats
+        return self._workers.stats
 
     @property
     def service(self) -> Mapping[str, ServiceStats]:
         """Counts of answers and failures by model name (of a single model: its class name). For reading only."""
-        return self._service
+        return {
+            served.name: ServiceStats.total([service[served.model_id] for service in self._service])
+            for served in self._catalogue
+        }
 
     @property
     def driver(self) -> Driver:
-        """The driver that the loop turns; for observers and tests. After a failure of the engine it is another one."""
-        return self._loop.driver
+        """The driver of the first worker; for observers and tests. After a failure of the engine it is another one."""
+        return self._workers.loops[0].driver
+
+    @property
+    def drivers(self) -> tuple[Driver, ...]:
+        """The drivers of all workers; see `driver`."""
+        return self._workers.drivers
 
     @property
     def policy(self) -> CellPolicy | GraphPolicy:
-        """The policy, which decides what work runs next."""
-        return self._drivers.policy
+        """The policy, which decides what work runs next; with several workers, that of the first."""
+        return self._drivers[0].policy
 
     @property
     def registry(self) -> CellRegistry:
@@ -345,21 +370,22 @@ class Engine:
 
     @property
     def num_in_flight(self) -> int:
-        """Number of requests that the driver has taken and not answered. The loop's backlog does not count."""
-        return self.driver.num_in_flight
+        """Number of requests that the drivers have taken and not answered. The loops' backlogs do not count."""
+        return sum([driver.num_in_flight for driver in self.drivers])
 
     @property
     def num_sequences(self) -> int:
         """Number of open sequences."""
-        return self.driver.sequences.num_open if isinstance(self.driver, CellDriver) else 0
+        return self._limit.num_open
 
     def observe(self, observer: Callable[[StepSeen], None] | None) -> None:
-        """Call `observer` in the engine's thread with every finished step; None ends it. Its first error is logged."""
-        self.driver.observer = None if observer is None else Onlooker(observer, "an observer of the engine")
+        """Call `observer` in the worker's thread with every finished step; None ends it. Its first error is logged."""
+        for driver in self.drivers:
+            driver.observer = None if observer is None else Onlooker(observer, "an observer of the engine")
 
     @property
     def on_settled(self) -> Callable[[Ticket, BaseException | None], None] | None:
-        """Called in the engine's thread with every answered ticket and its error, if any. Its first error is logged."""
+        """Called by one worker at a time with each answered ticket and its error or None. Its first error is logged."""
         return self._on_settled
 
     @on_settled.setter
@@ -368,21 +394,22 @@ class Engine:
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """What the engine's thread does now. Any thread may read it."""
-        return self._loop.heartbeat()
+        """What the engine's thread does now, of several the one that hangs, if one does. Any thread may read it."""
+        return self._workers.heartbeat()
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _ticket(self, request: Any, deadline_ms: float | None, priority: int, model: str | None) -> Ticket:
         return self._tickets.one(self._catalogue.find(model), owned(request), deadline_ms, checked_priority(priority))
 
-    def _settled(self, outcomes: Collection[Settled]) -> None:
+    def _settled(self, service: list[ServiceStats], outcomes: Collection[Settled]) -> None:
         counted: dict[int, list[Settled]] = {}  # by model
         for outcome in outcomes:
             if not outcome[0].trial:
                 counted.setdefault(outcome[0].model_id, []).append(outcome)
         for model_id, mine in counted.items():
-            self._service_of[model_id].settled(mine)
+            service[model_id].settled(mine)
         if self._on_settled is not None:
-            for ticket, _, error in outcomes:
-                self._on_settled(ticket, error)
+            with self._telling:
+                for ticket, _, error in outcomes:
+                    self._on_settled(ticket, error)

@@ -112,6 +112,14 @@ class Incoming:
         self._num_urgent -= ticket.is_urgent
         return ticket
 
+    def spare(self) -> list[Ticket]:
+        """Take half of the requests out of the backlog that another worker may run: those that came last."""
+        found = [ticket for ticket in reversed(self._backlog) if ticket.worker is None]
+        found = found[: (len(found) + 1) // 2]
+        for ticket in found:
+            self.leave(ticket.request_id)
+        return found
+
     def start_over(self) -> set[RequestId]:
         """Put all requests that were sent into a new backlog, whatever became of the old one. Return their numbers.
 

@@ -45,7 +45,8 @@ class Loop:
     remake: makes the driver that goes on in place of one that has failed. on_settled, left: see Unanswered; on_settled
     must not raise. give_up_late: whether requests fail at their deadlines; then they also do so while a turn takes
     long. starting: what the engine does while it starts, in words; "" otherwise. aged_every: see WaitingLine.
-    is_running: whether the thread has been started.
+    is_running: whether the thread has been started. on_idle: called in the loop's thread when no request is left.
+    on_failed: called there after a failure that ends the engine.
     """
 
     def __init__(
@@ -72,6 +73,8 @@ class Loop:
         self._unanswered = Unanswered(on_settled, left)
         self._lock = threading.Lock()
         self.is_running = False
+        self.on_idle: Callable[[], None] | None = None
+        self.on_failed: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
         self._refusal = ""  # why no more requests are taken; "" while they are
         self._crash: BaseException | None = None
@@ -122,22 +125,31 @@ class Loop:
             self.is_running = True
             return True
 
-    def stop(self, *, drain: bool, within_s: float | None = None) -> bool:
-        """Take no more requests, finish the accepted ones, and end the thread. drain=False: cancel them instead.
+    @property
+    def work(self) -> int:
+        """The work of the requests that are accepted and not answered; see Ticket."""
+        return self._unanswered.work
 
-        Returns whether the thread has ended. If it is called in that thread, such as in a callback, it returns at once.
-        It waits for `within_s` seconds; by default for as long as no turn takes STOP_PATIENCE_S. If the thread has not
-        ended then, every unanswered request fails with StoppedError, and the thread ends when its present turn does.
+    def end(self, *, drain: bool) -> None:
+        """Take no more requests, finish the accepted ones, and end the thread then. drain=False: cancel them instead.
+
+        Returns at once; see `join`.
         """
         with self._lock:
             self._incoming.put_held()
             self._refusal = self._refusal or "the engine has been stopped and takes no more requests; make a new one"
-            thread = self._thread
+            if self._thread is not None:
+                self._incoming.inbox.put(partial(self._begin_stop, drain=drain))
+
+    def join(self, within_s: float | None = None) -> bool:
+        """Wait for the end of the thread, after `end`. Returns whether it has ended.
+
+        It waits for `within_s` seconds; by default for as long as no turn takes STOP_PATIENCE_S. If the thread has not
+        ended then, every unanswered request fails with StoppedError, and the thread ends when its present turn does.
+        """
+        thread = self._thread
         if thread is None:
             return True
-        self._incoming.inbox.put(partial(self._begin_stop, drain=drain))
-        if thread is threading.current_thread():
-            return False
         if within_s is not None:
             thread.join(within_s)
         while within_s is None and thread.is_alive() and self.heartbeat().busy_for_s < STOP_PATIENCE_S:
@@ -188,6 +200,24 @@ class Loop:
     def call_soon(self, action: Callable[[], None]) -> None:
         """Call a function in the loop's thread, before the driver handles the next work."""
         self._incoming.inbox.put(action)
+
+    def give(self, other: Loop) -> None:
+        """Hand half of the requests that have not begun to a loop that has none. Call it in this loop's thread."""
+        if self._draining:
+            return
+        ours = self._unanswered.hand_over([*self._incoming.spare(), *self._driver.withdraw()])
+        for ticket in ours:
+            if ticket.answer is not None:
+                ticket.answer.handover = other  # before it begins there; see Answer.cancel
+        try:
+            if ours:
+                other.send(ours)
+        except StoppedError:  # it stops, and this loop will
+            for ticket in ours:
+                if ticket.answer is not None:
+                    ticket.answer.handover = self
+            self._unanswered.add(ours)
+            self._incoming.inbox.put(ours)
 
     def _notify(self) -> None:
         """Wake the loop. Coalesces wake-ups: `_woken` says that one is in the inbox already.
@@ -255,6 +285,8 @@ class Loop:
         except BaseException as error:  # a defect of the engine: every caller that waits must get it
             _LOG.critical("the engine has failed: %s", said_by(error), exc_info=error)
             self._fail_all(error)
+            if self.on_failed is not None:
+                self.on_failed()
         finally:
             self._driver.stop()
             self._watchdog.stop()
@@ -340,6 +372,8 @@ class Loop:
 
     def _wait(self) -> Item | None:
         """Wait for one item, or until the driver wants a turn; the turn begins when the wait ends. Return the item."""
+        if self.on_idle is not None and not self._driver.num_in_flight and self._incoming.is_empty:
+            self.on_idle()
         wakeup_s = self._driver.next_wakeup_s()
         patience_s = None if wakeup_s is None else max(0.0, wakeup_s - self._clock.now_s())
         self._waits = True

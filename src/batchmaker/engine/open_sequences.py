@@ -16,7 +16,7 @@ from typing import final
 from batchmaker.clock import Clock
 from batchmaker.engine import forks
 from batchmaker.engine.options import check_number
-from batchmaker.engine.request import Chunk, SequenceEntry, Settled, SettledChunk, Ticket
+from batchmaker.engine.request import Chunk, SequenceEntry, SequenceKeeper, Settled, SettledChunk, Ticket
 from batchmaker.errors import CancelledError, DeadlineError, OptionError, SequenceError, SequenceLimitError
 from batchmaker.model.sequence_state import NOTHING_KEPT
 from batchmaker.scheduler.deadlines import Deadlines
@@ -27,24 +27,56 @@ DEFAULT_IDLE_TIMEOUT_S = 60.0
 
 
 @final
-class Sequences:
-    """The open sequences of one engine.
+class SequenceLimit:
+    """Counts the open sequences of an engine. most: that are open at once. Any thread may call its methods."""
 
-    limit: the most sequences that are open at once. give_up_late: see Scheduler. settle: called with chunks that fail
-    here. opened: those that have not ended. has_news: whether chunks are due or sequences have ended; see `take_due`
-    and `take_closed`. on_decided: told which sequences go on from after their computed chunk, and which from before it.
-    Any thread may call `make`, `uncount` and `num_open`; everything else is for the engine's thread.
+    def __init__(self, most: int = DEFAULT_MAX_SEQUENCES) -> None:
+        if most < 0:
+            raise OptionError(f"max_sequences must be at least 0, got {most}")
+        self._most = most
+        self._lock = threading.Lock()
+        self.num_open = 0
+        forks.register(self)
+
+    def after_fork(self) -> None:
+        """See forks."""
+        self._lock = threading.Lock()
+
+    def count(self, keeper: SequenceKeeper) -> None:
+        """Count a sequence more, of this worker. Raises SequenceLimitError if there is no room."""
+        with self._lock:
+            if self.num_open >= self._most:
+                raise SequenceLimitError(
+                    f"{self.num_open} sequences are open, the most that this engine takes; close one, wait for one to "
+                    "end, or raise Engine(max_sequences=...)"
+                )
+            self.num_open += 1
+            keeper.num_open += 1
+
+    def uncount(self, entry: SequenceEntry) -> None:
+        """Count the sequence no longer. A second call does nothing."""
+        with self._lock:
+            self.num_open -= entry.counted
+            entry.sequences.num_open -= entry.counted
+            entry.counted = False
+
+
+@final
+class Sequences:
+    """The open sequences of one worker.
+
+    limit: of all of the engine. num_open: how many of these it counts. give_up_late: see Scheduler. settle: called with
+    chunks that fail here. opened: those that have not ended. has_news: whether chunks are due or sequences have ended;
+    see `take_due` and `take_closed`. on_decided: told which sequences go on from after their computed chunk, and which
+    from before it. Any thread may call `make` and `uncount`; everything else is for the engine's thread.
     """
 
-    def __init__(self, clock: Clock, *, limit: int = DEFAULT_MAX_SEQUENCES, give_up_late: bool = True) -> None:
-        if limit < 0:
-            raise OptionError(f"max_sequences must be at least 0, got {limit}")
+    def __init__(self, clock: Clock, limit: SequenceLimit | None = None, *, give_up_late: bool = True) -> None:
         self._clock = clock
-        self._limit = limit
+        self._limit = SequenceLimit() if limit is None else limit
         self._give_up_late = give_up_late
         self._ids = itertools.count()
-        self._lock = threading.Lock()
-        self._num_counted = 0
+        self.num_open = 0
         self.opened: dict[SequenceId, SequenceEntry] = {}
         self._waiting: dict[RequestId, Ticket] = {}
         self._due: list[Ticket] = []
@@ -54,18 +86,8 @@ class Sequences:
         self._late: Deadlines[RequestId] = Deadlines()
         self.settle: Callable[[Sequence[Settled]], None] = lambda _: None
         self.on_decided: Callable[[Sequence[SequenceId], Sequence[SequenceId]], None] = lambda _, __: None
-        forks.register(self)
-
-    def after_fork(self) -> None:
-        """See forks."""
-        self._lock = threading.Lock()
 
     # --- any thread --------------------------------------------------------------------------------------------
-
-    @property
-    def num_open(self) -> int:
-        """Number of sequences that count towards the limit."""
-        return self._num_counted
 
     def make(self, idle_timeout_s: float) -> SequenceEntry:
         """Return a new sequence, to give to `open`.
@@ -73,20 +95,12 @@ class Sequences:
         idle_timeout_s: seconds, above 0, or math.inf; else OptionError. SequenceLimitError if the limit is reached.
         """
         check_number("idle_timeout_s", idle_timeout_s, above=0.0, hint=" (math.inf for none)")
-        with self._lock:
-            if self._num_counted >= self._limit:
-                raise SequenceLimitError(
-                    f"{self._num_counted} sequences are open, the most that this engine takes; close one, wait for one "
-                    "to end, or raise Engine(max_sequences=...)"
-                )
-            self._num_counted += 1
-            return SequenceEntry(SequenceId(next(self._ids)), idle_timeout_s, self)
+        self._limit.count(self)
+        return SequenceEntry(SequenceId(next(self._ids)), idle_timeout_s, self)
 
     def uncount(self, entry: SequenceEntry) -> None:
         """Stop counting the sequence towards the limit. A second call does nothing."""
-        with self._lock:
-            self._num_counted -= entry.counted
-            entry.counted = False
+        self._limit.uncount(entry)
 
     # --- chunks --------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,9 @@ from batchmaker.scheduler.events import RequestId, SequenceId
 
 
 class SequenceKeeper(Protocol):
-    """The owner of all open sequences; see `batchmaker.engine.open_sequences.Sequences`."""
+    """The owner of the open sequences of a worker; see `batchmaker.engine.open_sequences.Sequences`."""
+
+    num_open: int
 
     def decide(self, chunks: Sequence[SettledChunk]) -> None:
         """Let the sequences of chunks whose callers get a result have the new state. Called before the callers do."""
@@ -139,6 +141,8 @@ class Ticket:
     - chunk: set if the request is a chunk of a sequence.
     - answer: the object that the caller holds. `map` has `answers` instead, which takes the answer number `place`.
     - has_place: it takes one of the places of `max_queue`.
+    - worker: number of the one that must run it, because its sequence is there; None if any may. work: about how much
+      there is to compute, beside other requests of the engine; see Workers.
     - on_value: takes each streamed value; None if nothing is streamed. See `stream`.
     - fault: what `on_value` has raised, if anything: the request fails with it.
     - error: set if another thread has answered. Then the engine's thread does not answer.
@@ -155,6 +159,8 @@ class Ticket:
     answers: Answers | None = None
     place = 0
     has_place = False
+    worker: int | None = None
+    work = 1
     error: BatchmakerError | None = None
     on_value: Callable[[Any], None] | None = None
     fault: BatchmakerError | None = None
@@ -287,6 +293,7 @@ class InFlight:
     - gathered: the other values of its result: of each handle a list, for all requests that were gathered with it.
       place: its place among them. See Results.gather. result: what its caller gets.
     - error: what it fails with, if a value could not be read or its unfold function raised.
+    - is_withdrawn: it leaves the scheduler, and begins elsewhere.
 
     Attributes that few requests need are class defaults, to keep records cheap.
     """
@@ -297,6 +304,7 @@ class InFlight:
     shift = 0
     streamed = 0
     error: BatchmakerError | None = None
+    is_withdrawn = False
     gathered: Mapping[Handle, list[Any]] = MappingProxyType({})
     place = 0
     result: Any = None

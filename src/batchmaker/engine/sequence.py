@@ -36,9 +36,11 @@ class Sequence:
         submitter: Submitter,
         make_ticket: Callable[..., Ticket],
         deadline_ms: float | None = None,
+        worker: int = 0,
     ) -> None:
         self._entry = entry
         self._loop = loop
+        self._worker = worker
         self._submitter = submitter
         self._make_ticket = make_ticket  # Tickets.one with its model and its priority
         self._deadline_ms = deadline_ms
@@ -96,7 +98,7 @@ class Sequence:
             raise SequenceError(f"the sequence has ended: {self._entry.ended or 'it was closed'}; open another")
         due_ms = self._deadline_ms if deadline_ms is None else deadline_ms
         ticket = self._make_ticket(owned(chunk), due_ms, now_s=now_s)
-        ticket.chunk = Chunk(self._entry, self._era)
+        ticket.chunk, ticket.worker = Chunk(self._entry, self._era), self._worker
         return ticket
 
     def _end(self, *, drain: bool) -> None:

@@ -28,15 +28,15 @@ from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
 from batchmaker.engine.catalogue import Catalogue, CatalogueEntry
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.driver import Driver
-from batchmaker.engine.open_sequences import Sequences
+from batchmaker.engine.open_sequences import SequenceLimit, Sequences
 from batchmaker.errors import RAISED_BY_USERS, ModelError, OptionError, lacks_memory, said_by
 from batchmaker.executor.base import Executor
-from batchmaker.executor.cpu import CpuExecutor
 from batchmaker.executor.inline import InlineExecutor
 from batchmaker.executor.task_steps import by_table
 from batchmaker.graph.spec import CellType
 from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry
+from batchmaker.model.template_cache import ProvenTemplates
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.scheduler.batching import TASK_S
 from batchmaker.scheduler.commands import Reserve
@@ -143,7 +143,7 @@ def _measured(registry: CellRegistry, threads: int, known: set[str]) -> list[Cel
     torch.set_num_threads(threads)
     try:
         with torch.no_grad():
-            for cell, bound in zip(registry.types, registry.bound, strict=True):
+            for cell, bound in zip(registry.types, registry.bound, strict=False):
                 if cell.name in known:
                     continue
                 seen = _cell_latency(cell, bound, registry.num_sequence_inputs.get(cell.type_id))
@@ -244,7 +244,7 @@ class Drivers:
         self.policy = _copied(self._unused)
         if self._profile is not None:
             self.use_profile(self._profile)
-        driver = self._make(policy=self.policy, before=before)
+        driver = self._make(policy=self.policy, before=before, proven=ProvenTemplates())
         driver.stats.restarts += 1
         return driver
 
@@ -253,6 +253,20 @@ class Drivers:
         self._profile = profile
         if wants_costs(self.policy):
             self.policy.use_profile(profile)
+
+
+def separated(policy: CellPolicy | GraphPolicy, count: int) -> list[CellPolicy | GraphPolicy]:
+    """Return so many equal policies, the given one first. OptionError if it cannot be copied."""
+    found = [policy]
+    while len(found) < count:
+        copied = _copied(policy)
+        if copied is policy:
+            raise OptionError(
+                f"each worker has a policy of its own, and copy.deepcopy cannot copy the {type(policy).__name__}; use "
+                "workers=1"
+            )
+        found.append(copied)
+    return found
 
 
 def _copied(policy: CellPolicy | GraphPolicy) -> CellPolicy | GraphPolicy:
@@ -277,11 +291,14 @@ def make_driver(
     tf32: bool,
     executor: Executor | None,
     give_up_late: bool,
-    max_sequences: int,
+    limit: SequenceLimit,
     aged_every: int | None,
+    proven: ProvenTemplates,
     before: Driver | None = None,
 ) -> Driver:
     """Return the driver that carries out the policy. For the options see Engine.
+
+    workers: of a driver of whole requests. limit, proven: those of all workers of the engine; see TemplateCache.
 
     before: the driver that has failed, in whose place this one goes on: it counts on, and keeps devices and bound
     cells. Its sequences have ended, and nothing of its requests is known.
@@ -316,10 +333,8 @@ def make_driver(
         from batchmaker.executor.cuda.open import open_devices
 
         executor = CudaExecutor(registry.types, registry.bind_on, open_devices(device, tf32=tf32))
-    elif executor is None and workers == 1:
-        executor = InlineExecutor(registry.types, registry.bound, num_threads=threads)
     elif executor is None:
-        executor = CpuExecutor(registry.types, registry.bound, num_workers=workers, num_threads=threads)
+        executor = InlineExecutor(registry.types, registry.bound, num_threads=threads)
     inline = executor if isinstance(executor, InlineExecutor) else None
     if run_ahead is None:
         run_ahead = 0 if inline else 1
@@ -339,8 +354,8 @@ def make_driver(
         sequences = before.sequences
         sequences.begin_anew("the engine has failed and begun anew")
     else:
-        sequences = Sequences(clock, limit=max_sequences, give_up_late=give_up_late)
-    driver = CellDriver(registry, cells, scheduler, executor, clock, max_nodes, sequences)
+        sequences = Sequences(clock, limit, give_up_late=give_up_late)
+    driver = CellDriver(registry, cells, scheduler, executor, clock, max_nodes, sequences, proven)
     if isinstance(before, CellDriver):
         driver.count_on(before)
     if inline is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, final
@@ -12,7 +13,7 @@ from batchmaker.engine.catalogue import Catalogue
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.loop import Loop
 from batchmaker.engine.request import Ticket
-from batchmaker.engine.sequence import Sequence
+from batchmaker.engine.sequence import Sequence as OpenSequence
 from batchmaker.engine.setup import Drivers, cost_profile, wants_costs
 from batchmaker.errors import BatchmakerError, ModelError, SequenceLimitError
 from batchmaker.model.registry import CellRegistry
@@ -21,7 +22,7 @@ from batchmaker.policies.base import CellPolicy
 
 @final
 class Start:
-    """Starts an engine whose loop runs.
+    """Starts an engine whose loops run. The first computes the examples; what is proved is proved for all.
 
     threads: with which the cells' steps are timed, for policies that want costs; None if they cannot be timed here.
     ticket: makes the ticket of an example request, given the name of its model. open_sequence: opens a sequence of a
@@ -32,15 +33,15 @@ class Start:
         self,
         catalogue: Catalogue,
         registry: CellRegistry,
-        loop: Loop,
-        drivers: Drivers,
+        loops: Sequence[Loop],
+        drivers: Sequence[Drivers],
         threads: int | None,
         ticket: Callable[[Any, str], Ticket],
-        open_sequence: Callable[[str], Sequence],
+        open_sequence: Callable[[str], OpenSequence],
     ) -> None:
         self._catalogue = catalogue
         self._registry = registry
-        self._loop = loop
+        self._loops = loops
         self._drivers = drivers
         self._threads = threads
         self._ticket = ticket
@@ -63,7 +64,7 @@ class Start:
     def _run(self) -> None:
         examples = [(served.name, request) for served in self._catalogue for request in served.model.examples]
         has_examples = bool(examples) or any(served.model.example_chunks for served in self._catalogue)
-        driver, policy = self._loop.driver if has_examples else None, self._drivers.policy
+        driver, policy = self._loops[0].driver if has_examples else None, self._drivers[0].policy
         if isinstance(driver, CellDriver):
             driver.await_materialise()
             self._prove_chunks()
@@ -79,7 +80,8 @@ class Start:
             threads = self._threads if isinstance(driver, CellDriver) else None
             profile = cost_profile(self._catalogue, self._registry, threads)
             if profile is not None:
-                self._loop.call_soon(partial(self._drivers.use_profile, profile))
+                for loop, drivers in zip(self._loops, self._drivers, strict=True):
+                    loop.call_soon(partial(drivers.use_profile, copy.deepcopy(profile)))  # policies add what they see
 
     def _prove_chunks(self) -> None:
         for served in self._catalogue:
@@ -91,8 +93,8 @@ class Start:
     def _prove(self, ticket: Ticket, what: str, name: str) -> None:
         self._doing = f"computes the example {what} of model {name!r}"
         ticket.trial = True
-        ticket.answer = answer = Answer(ticket.request_id, self._loop)
-        self._loop.send([ticket])
+        ticket.answer = answer = Answer(ticket.request_id, self._loops[0])
+        self._loops[0].send([ticket])
         try:
             answer.result()
         except BatchmakerError as error:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from operator import add
 from typing import Final, final
@@ -117,6 +117,23 @@ class ServiceStats:
         self.answered += len(latencies_s)
         self.latency.add(*latencies_s)
 
+    @staticmethod
+    def total(several: Sequence[ServiceStats]) -> ServiceStats:
+        """Return the counts of several workers together; those of a single one go on counting."""
+        if len(several) == 1:
+            return several[0]
+        found = ServiceStats()
+        for one in several:
+            found.answered += one.answered
+            found.late += one.late
+            found.refused += one.refused
+            found.given_up += one.given_up
+            found.with_deadline += one.with_deadline
+            for kind, count in one.failed.copy().items():
+                found.failed[kind] = found.failed.get(kind, 0) + count
+            found.latency.absorb(one.latency)
+        return found
+
     def __str__(self) -> str:
         p50, p90, p99 = (self.latency.percentile_ms(percent) for percent in (50, 90, 99))
         said = f"{self.answered} answered, p50 {p50:.1f} ms, p90 {p90:.1f} ms, p99 {p99:.1f} ms" if self.answered else (
@@ -162,6 +179,14 @@ class DriverStats:
     unfold_s: float = 0.0
     busy_s: float = 0.0
     restarts: int = 0
+
+    @staticmethod
+    def total(several: Sequence[DriverStats]) -> DriverStats:
+        """Return the counts of several drivers together; those of a single one go on counting."""
+        if len(several) == 1:
+            return several[0]
+        names = [each.name for each in fields(DriverStats)]
+        return DriverStats(*[sum([getattr(stats, name) for stats in several]) for name in names])
 
 
 Numbers = NDArray[np.int64]

@@ -28,15 +28,24 @@ class Unanswered:
         self._outbox = Outbox()
         self._claimed: dict[RequestId, Ticket] = {}  # those that the engine's thread has taken out and not delivered
         self._instead: dict[RequestId, Ticket] = {}  # those that another thread has answered, until they are counted
+        # The work that came, and the work that left. Each is written by one thread at a time: by those that send, who
+        # have the lock of Loop; by the engine's thread; and by the thread that answers in its place.
+        self._came = self._left_here = self._left_instead = 0
 
     def __len__(self) -> int:
         return len(self._tickets)
+
+    @property
+    def work(self) -> int:
+        """The work of the accepted requests (see Ticket). Any thread may ask."""
+        return self._came - self._left_here - self._left_instead
 
     def add(self, tickets: Iterable[Ticket]) -> float | None:
         """Accept requests. Return the last of their deadlines, if any. Only one thread at a time may call this."""
         last_s: float | None = None
         for ticket in tickets:
             self._tickets[ticket.request_id] = ticket
+            self._came += ticket.work
             due_s = ticket.deadline_s
             if due_s is not None and (last_s is None or due_s > last_s):
                 last_s = due_s
@@ -72,6 +81,7 @@ class Unanswered:
             self._claimed[request_id] = ticket  # before the pop, for a fork by another thread
             if self._tickets.pop(request_id, None) is not None:
                 num_places += ticket.has_place
+                self._left_here += ticket.work
             elif not is_ours:  # another thread has answered
                 del self._claimed[request_id]
                 others.append((ticket, None, ticket.error))
@@ -80,6 +90,12 @@ class Unanswered:
         if num_places:
             self._left(num_places)
         return _claimed(ours) + others
+
+    def hand_over(self, tickets: Iterable[Ticket]) -> list[Ticket]:
+        """Accept these requests no longer: another engine's thread answers them. Without those that are answered."""
+        ours = [ticket for ticket in tickets if self._tickets.pop(ticket.request_id, None) is not None]
+        self._left_here += sum([ticket.work for ticket in ours])
+        return ours
 
     def deliver(self, outcomes: Sequence[Settled]) -> None:
         """Count requests, and give the callers what `claim` has said, unless another thread has answered."""
@@ -105,6 +121,7 @@ class Unanswered:
             if self._tickets.pop(ticket.request_id, None) is None:  # the engine's thread was faster, and has counted it
                 self._instead.pop(ticket.request_id, None)
                 continue
+            self._left_instead += ticket.work
             if ticket.has_place:
                 self._left(1)
             ours.append((ticket, None, error))

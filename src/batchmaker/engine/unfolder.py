@@ -71,7 +71,9 @@ class Unfolder:
         begin = time.perf_counter()
         entered = []
         now_s, has_run = self._clock.now_s(), False
-        for ticket, drawn, sight in zip(tickets, *self._drawn(tickets), strict=True):
+        drawings, sights = self._drawn(tickets)
+        self._learn_types(events)  # templates that other workers have proved may need more
+        for ticket, drawn, sight in zip(tickets, drawings, sights, strict=True):
             answer = ticket.answer
             if (ticket.error is not None or (answer is not None and answer.verdicts)) and (over := ticket.over):
                 settle([(ticket, None, over)])  # cancelled or late, perhaps while others were unfolded

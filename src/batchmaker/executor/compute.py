@@ -67,7 +67,7 @@ class ComputingExecutor(ABC):
         torch.set_num_threads(self._num_threads)
         try:
             with torch.no_grad():
-                for cell_type, bound in zip(self._types, self._cells, strict=True):
+                for cell_type, bound in zip(self._types, self._cells, strict=False):
                     s = forms.get(cell_type.type_id)
                     if s is None:
                         bound.warm_up(cell_type.batch_sizes)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final, Literal, final
 
 _PROCESS: Final = Path("/proc/self")
 _V1_FILES: Final = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -42,9 +42,23 @@ class Processors:
         """
         return self.omp_threads or max(1, (self.usable - 1) // num_workers)
 
-    def explained(self, num_workers: int = 1, chosen: int | None = None) -> str:
+    def divided(self, workers: int | Literal["auto"], num_threads: int | None) -> tuple[int, int | None]:
+        """Return the number of workers, and the compute threads of each as far as they are chosen; see `threads`.
+
+        "auto" makes use of all processors but one, with workers of one thread, or of `num_threads`; with
+        OMP_NUM_THREADS, all together have as many as it says. With two processors or fewer, it is one worker.
+        """
+        if workers != "auto":
+            return workers, num_threads
+        if self.usable <= 2:
+            return 1, num_threads
+        each = num_threads or 1
+        return max(1, self.threads() // each), each
+
+    def explained(self, workers: int | Literal["auto"] = 1, chosen: int | None = None) -> str:
         """Return a sentence with the compute threads, and why they are so many. chosen: by the settings, if at all."""
-        threads = self.threads(num_workers) if chosen is None else chosen
+        num_workers, each = self.divided(workers, chosen)
+        threads = each or self.threads(num_workers)
         what = f"{threads} compute thread{'' if threads == 1 else 's'}"
         if num_workers > 1:
             what += f" for each of {num_workers} workers"

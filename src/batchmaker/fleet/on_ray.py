@@ -16,7 +16,7 @@ import msgspec
 from batchmaker.errors import OptionError, StoppedError
 from batchmaker.fleet.fleet import Running
 from batchmaker.fleet.server import check_fleet, serve_fleet
-from batchmaker.server.config import Config
+from batchmaker.server.config import Config, ModelEntry
 
 _LOG = logging.getLogger("batchmaker.fleet")
 _START_S: Final = 900.0
@@ -54,7 +54,12 @@ def connect(address: str | None) -> Any:
 
 def cpus_of(config: Config) -> float:
     """Return the cores of one replica: its engines' compute threads, unless the settings say otherwise."""
-    return config.fleet.cpus or float(max(model.workers * (model.threads or 1) for model in config.models))
+    return config.fleet.cpus or float(max(_threads(model) for model in config.models))
+
+
+def _threads(model: ModelEntry) -> int:
+    """Return the compute threads of a model's engine in a replica, where "auto" makes use of what is reserved."""
+    return (1 if model.workers == "auto" else model.workers) * (model.threads or 1)
 
 
 @final
@@ -195,11 +200,11 @@ class RayLauncher:
     async def room(self, config: Config) -> int:
         """Return how many replicas fit: by cores, and by the memory that the first one took."""
         total = self._ray.cluster_resources()
-        by_cores = int(float(total.get("CPU", 1)) // self._cpus)
+        by_workers = int(float(total.get("CPU", 1)) // self._cpus)
         memory = float(total.get("memory", 0.0)) * _MEMORY_SHARE
-        by_memory = int(memory // self._replica_bytes) if memory and self._replica_bytes else by_cores
-        room = max(1, min(by_cores, by_memory))
-        _LOG.info("replicas by room", extra={"replicas": room, "by_cores": by_cores, "by_memory": by_memory})
+        by_memory = int(memory // self._replica_bytes) if memory and self._replica_bytes else by_workers
+        room = max(1, min(by_workers, by_memory))
+        _LOG.info("replicas by room", extra={"replicas": room, "by_workers": by_workers, "by_memory": by_memory})
         return room
 
 

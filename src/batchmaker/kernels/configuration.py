@@ -68,7 +68,7 @@ def estimated_registers(config: KernelConfig) -> int:
 
     They hold weights, sums, one load of h, the gates of its units, and the rest.
     """
-    if config.uses_tensor_cores:
+    if config.uses_tensor_workers:
         tiles, row_tiles = config.group_columns // 16, config.row_step // 8
         sums, loaded = 4 * tiles * row_tiles, 4 * row_tiles
     else:

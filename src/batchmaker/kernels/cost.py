@@ -100,7 +100,7 @@ def least_steps(problem: Problem, config: KernelConfig, device: DeviceSpec) -> i
 
 def _step(problem: Problem, config: KernelConfig, rows: int, blocks: int, device: DeviceSpec) -> KernelStepCost:
     timings = device.timings
-    multiply = (_tensor_products if config.uses_tensor_cores else _scalar_products)(config, rows, timings)
+    multiply = (_tensor_products if config.uses_tensor_workers else _scalar_products)(config, rows, timings)
     multiply += config.exchanges_per_step * _block_barrier(config, timings)
     if config.reset_units:
         multiply += _reset_shares(config, rows, blocks, timings)

@@ -85,12 +85,12 @@ class KernelConfig:
         return -(-self.reset_units * self.units_per_block // 4)
 
     @property
-    def uses_tensor_cores(self) -> bool:
+    def uses_tensor_workers(self) -> bool:
         return self.dtype != "float32"
 
     @property
     def item_bytes(self) -> int:
-        return 2 if self.uses_tensor_cores else 4
+        return 2 if self.uses_tensor_workers else 4
 
     @property
     def num_threads(self) -> int:
@@ -118,7 +118,7 @@ class KernelConfig:
     @property
     def step_depth(self) -> int:
         """Hidden units that a work group multiplies in one step of its sum."""
-        return _MMA_DEPTH * self.splits if self.uses_tensor_cores else 4 * self.group_size
+        return _MMA_DEPTH * self.splits if self.uses_tensor_workers else 4 * self.group_size
 
     @property
     def steps(self) -> int:
@@ -136,14 +136,14 @@ class KernelConfig:
 
         For tensor cores it is 32 more than a multiple of 64: then the 16-byte loads of two rows cause no bank conflict.
         """
-        if not self.uses_tensor_cores:
+        if not self.uses_tensor_workers:
             return self.padded_hidden
         return self.padded_hidden + (32 - self.padded_hidden) % 64
 
     @property
     def chunks_per_step(self) -> int:
         """16-byte pieces of weights per thread and step."""
-        return 2 * self.group_columns // _MMA_COLUMNS if self.uses_tensor_cores else self.group_columns
+        return 2 * self.group_columns // _MMA_COLUMNS if self.uses_tensor_workers else self.group_columns
 
     @property
     def weight_registers(self) -> int:
@@ -225,11 +225,11 @@ class KernelConfig:
             raise OptionError(
                 f"kernel configuration: shared_steps is {self.shared_steps}, wanted 0 to {self.steps}, all of a sum's."
             )
-        if self.uses_tensor_cores:
-            self._check_tensor_cores()
+        if self.uses_tensor_workers:
+            self._check_tensor_workers()
         self._check_regime()
 
-    def _check_tensor_cores(self) -> None:
+    def _check_tensor_workers(self) -> None:
         if self.group_size % WARP:
             raise OptionError(
                 f"kernel configuration: group_size is {self.group_size}, wanted whole warps ({WARP}) for {self.dtype}."

@@ -21,7 +21,7 @@ def weight_columns(config: KernelConfig) -> Indices:
     Shape [blocks, chunks, threads, items]: the same for all steps. Items are the content of one 16-byte chunk.
     """
     thread = np.arange(config.num_threads)
-    if config.uses_tensor_cores:
+    if config.uses_tensor_workers:
         # The rows of A in mma.m16n8k16: registers 0 and 2 hold row lane / 4, registers 1 and 3 the row eight below.
         register = np.arange(8) // 2
         row = (thread % WARP // 4)[:, None] + 8 * (register % 2)
@@ -45,7 +45,7 @@ def weight_depths(config: KernelConfig) -> Indices:
     """
     lane = np.arange(config.num_threads) % config.group_size
     step = np.arange(config.steps)[:, None, None, None]
-    if config.uses_tensor_cores:
+    if config.uses_tensor_workers:
         # Lane q of four loads eight neighbouring units; the first four go into one mma, the others into the next.
         item = np.arange(8)
         half = (np.arange(config.chunks_per_step) % 2)[:, None, None]
@@ -127,14 +127,14 @@ def _padded(config: KernelConfig, products: Floats) -> Floats:
     """Return the products of one column with zeros for the padding, [rows, steps, splits, lanes of a warp, items]."""
     wide = np.zeros((len(products), config.padded_hidden), np.float32)
     wide[:, : config.hidden] = products
-    lanes = 4 if config.uses_tensor_cores else min(config.group_size, WARP)
+    lanes = 4 if config.uses_tensor_workers else min(config.group_size, WARP)
     return wide.reshape(len(products), config.steps, config.splits, lanes, -1)
 
 
 def _warp_sum(config: KernelConfig, products: Floats, split: int) -> Floats:
     """Return the sum of one warp's part of one column, [rows]."""
     part = products[:, :, split]
-    if config.uses_tensor_cores:  # one accumulator for all lanes
+    if config.uses_tensor_workers:  # one accumulator for all lanes
         part = part.reshape(len(part), -1, 1, 1)
     lanes = np.zeros((len(part), part.shape[2]), np.float32)
     for step in range(part.shape[1]):

@@ -17,6 +17,7 @@ from batchmaker.compile.export import example_rows
 from batchmaker.compile.programs import AnyProgram
 from batchmaker.compile.row_trial import RowsError, TrialRows
 from batchmaker.errors import ModelError, ShapeError
+from batchmaker.graph.argument_errors import misfit
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues, Value, ValueSequence
 from batchmaker.model.cell import Cell
@@ -24,13 +25,14 @@ from batchmaker.model.floats import Floats
 from batchmaker.model.initial_state import initial_state
 from batchmaker.model.scope import CellTypes, Given
 
-_TRACING = threading.Lock()
-"""torch.export puts stand-ins into the module that it traces. Models may share modules, so one trace runs at a time."""
+_BINDING = threading.RLock()
+"""One cell is bound at a time: torch.export puts stand-ins into the module that it traces, and models may share
+modules. Cells that are bound are found without it."""
 
 
 def _after_fork() -> None:
-    global _TRACING
-    _TRACING = threading.Lock()  # another thread of the parent may have held it
+    global _BINDING
+    _BINDING = threading.RLock()  # another thread of the parent may have held it
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -62,7 +64,7 @@ def _planner() -> Planner:
 class CellRegistry:
     """Types and bound modules by type id. Grows as cells are used for the first time; nothing is ever removed.
 
-    on_new: called with each new type, before any graph that uses it exists.
+    Any thread may call its methods. on_new: called with each new type, before any graph that uses it exists.
     """
 
     def __init__(self, on_new: Callable[[CellType], None] | None = None, *, fold_bytes: int = 1 << 30) -> None:
@@ -107,7 +109,14 @@ class CellRegistry:
         given: the arguments of the call, with whose values the cell is tried.
         """
         name = prefix + (cell.name or type(cell.module).__name__)
-        known = self._types[cell] = self._learned(cell, inputs, given, name)
+        with _BINDING:
+            known = self._types.get(cell)  # another thread may have been faster
+            if known is None:
+                known = self._types[cell] = self._learned(cell, inputs, given, name)
+                return known
+        for port, (came, wanted) in enumerate(zip(inputs, known.inputs, strict=False)):
+            if not came.is_like(wanted):
+                return self.other(cell, inputs, misfit(known, port, came), given, prefix)
         return known
 
     def types_of(self, cell: Cell) -> list[CellType]:
@@ -129,8 +138,16 @@ class CellRegistry:
             raise error
         shapes = self._shapes.setdefault(cell, _Shapes({}, set()))
         key = tuple([spec.row_signature for spec in inputs])
-        if key in shapes.types:
-            return shapes.types[key]
+        known = shapes.types.get(key)
+        if known is not None:
+            return known
+        with _BINDING:
+            return shapes.types[key] if key in shapes.types else self._other(cell, inputs, error, given, prefix, shapes)
+
+    def _other(
+        self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given, prefix: str, shapes: _Shapes
+    ) -> CellType:
+        first, key = self._types[cell].inputs, tuple([spec.row_signature for spec in inputs])
         if cell.programs is not None and not cell.programs.have(inputs):
             raise type(error)(
                 f"{error}; cell {cell.name!r} was saved for {cell.programs}: save it with examples of others"
@@ -171,8 +188,7 @@ class CellRegistry:
             _check_side(name, "input", inputs, declared.inputs)
         self.binding = name
         try:
-            with _TRACING:
-                bound, trial = self._bound(cell, source, inputs, given, name)
+            bound, trial = self._bound(cell, source, inputs, given, name)
         finally:
             self.binding = ""
         if declared is not None:
@@ -201,11 +217,11 @@ class CellRegistry:
             cell.priority,
             cell.host_outputs,
         )
-        self.types.append(cell_type)
         self.bound.append(bound)
         self._trials.append(trial)
         self.modules.append(cell.module_for(inputs))
         self._cells.append(cell)
+        self.types.append(cell_type)  # last: other threads look here for what there is
         if self._on_new is not None:
             self._on_new(cell_type)
         return cell_type
@@ -246,7 +262,7 @@ class CellRegistry:
     def bind_on(self, type_id: TypeId, device: torch.device) -> BoundCell:
         """Return a cell type's module bound for another device, with its own copy of the weights."""
         cell, cell_type = self._cells[type_id], self.types[type_id]
-        with _TRACING:
+        with _BINDING:
             return bind(
                 cell.source(cell_type.inputs),
                 cell_type.inputs,
@@ -270,16 +286,17 @@ class CellRegistry:
 
     def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
         """Note the number of inputs per step in this cell's chains. ModelError if earlier chains differ."""
-        known = self.num_sequence_inputs.get(cell.type_id)
-        if known == num_sequence_inputs:
+        if self.num_sequence_inputs.get(cell.type_id) == num_sequence_inputs:
             return
-        if known is not None:
-            raise ModelError(
-                f"cell {cell.name!r} is run with {num_sequence_inputs} inputs per step here and {known} elsewhere; "
-                "wrap a copy of the module in a second bm.Cell for the other use"
-            )
-        self.bound[cell.type_id].split(num_sequence_inputs)
-        self.num_sequence_inputs[cell.type_id] = num_sequence_inputs
+        with _BINDING:
+            known = self.num_sequence_inputs.get(cell.type_id, num_sequence_inputs)
+            if known != num_sequence_inputs:
+                raise ModelError(
+                    f"cell {cell.name!r} is run with {num_sequence_inputs} inputs per step here and {known} elsewhere; "
+                    "wrap a copy of the module in a second bm.Cell for the other use"
+                )
+            self.bound[cell.type_id].split(num_sequence_inputs)
+            self.num_sequence_inputs[cell.type_id] = num_sequence_inputs
 
     def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
         """Return the specs of a chain's initial state when the unfold function gives none."""

@@ -50,12 +50,33 @@ Sight = tuple[Key, list[Leaf], Template | None]
 
 
 @final
-class TemplateCache:
-    """The templates of an engine's models. cells: by type, growing. max_nodes: of one request."""
+class ProvenTemplates:
+    """What the caches of an engine's workers tell each other: a template that is proved in one need not be in another.
 
-    def __init__(self, cells: Sequence[CellType], max_nodes: int) -> None:
+    Race: caches in several threads use it without a lock. Each use is one operation on a dict. If two prove a template
+    of the same shape at the same time, each keeps its own.
+
+    templates: by shape. guards, forms, states: one object for all equal ones, so that they need not be compared.
+    """
+
+    def __init__(self) -> None:
+        self.templates: dict[Key, Template] = {}
+        self.guards: dict[Hashable, Guard] = {}
+        self.forms: dict[Hashable, object] = {}
+        self.states: OrderedDict[Hashable, KeptState] = OrderedDict()
+
+
+@final
+class TemplateCache:
+    """The templates of an engine's models. cells: by type, growing. max_nodes: of one request.
+
+    proven: shared with the caches of other workers.
+    """
+
+    def __init__(self, cells: Sequence[CellType], max_nodes: int, proven: ProvenTemplates | None = None) -> None:
         self._cells = cells
         self._max_nodes = max_nodes
+        self._shared = ProvenTemplates() if proven is None else proven
         self._known: OrderedDict[Key, Template | str] = OrderedDict()  # by shape, least recently used first
         self._num_templates = 0
         self._num_nodes = 0
@@ -65,9 +86,6 @@ class TemplateCache:
         self._misses: dict[int, int] = {}  # by function, since the last request with a template
         self._without: set[int] = set()  # functions that are not asked any more
         self._proven: set[int] = set()
-        self._guards: dict[Hashable, Guard] = {}
-        self._forms: dict[Hashable, object] = {}  # one object for each form, which is faster to look up
-        self._states: OrderedDict[Hashable, KeptState] = OrderedDict()
 
     @property
     def num_templates(self) -> int:
@@ -104,8 +122,10 @@ class TemplateCache:
             key = (function, id(before), shape)
             known = self._known.get(key)
             if type(known) is not Template:
-                sights[place] = None if known is _REFUSED else (key, mine, None)
-                continue
+                known = self._adopted(key, function, known)
+                if known is None:
+                    sights[place] = None if self._known.get(key) is _REFUSED else (key, mine, None)
+                    continue
             guard = known.guard
             holds = holding.get(id(guard))
             if holds is None:
@@ -167,9 +187,10 @@ class TemplateCache:
         key = signature(state.structure)
         if key is None:
             return state
-        if len(self._states) >= MAX_TEMPLATES:
-            self._states.popitem(last=False)
-        return self._states.setdefault((state.num_nodes, key), state)
+        states = self._shared.states
+        if len(states) >= MAX_TEMPLATES:
+            states.popitem(last=False)
+        return states.setdefault((state.num_nodes, key), state)
 
     # --- inside ------------------------------------------------------------------------------------------------
 
@@ -184,20 +205,34 @@ class TemplateCache:
         if template.num_nodes > MAX_NODES // 4:
             self._note(shape, _REFUSED)
             return
-        known = self._guards.get(template.guard.key)
+        shared = self._shared
+        known = shared.guards.get(template.guard.key)
         if known is not None and known.holds():
             template.guard = known
         else:
-            if len(self._guards) >= MAX_TEMPLATES:
-                self._guards.clear()
-            self._guards[template.guard.key] = template.guard
+            if len(shared.guards) >= MAX_TEMPLATES:
+                shared.guards.clear()
+            shared.guards[template.guard.key] = template.guard
         template.after = self.canonical(template.after)
+        if len(shared.forms) > MAX_TEMPLATES:
+            shared.forms.clear()
+        template.form = shared.forms.setdefault(template.form, object())
+        self._enter(shape, function, template)
+        shared.templates[shape] = template
+
+    def _adopted(self, shape: Key, function: int, known: str | None) -> Template | None:
+        """Return the template that another worker has proved for a shape, if there is one and this one refuses none."""
+        template = self._shared.templates.get(shape)
+        if template is None or known is _REFUSED:
+            return None
+        self._enter(shape, function, template)
+        return template
+
+    def _enter(self, shape: Key, function: int, template: Template) -> None:
+        """Keep a template, in place of those that were used least recently."""
         self._refusals.pop(function, None)
         self._misses[function] = 0
         self._proven.add(function)
-        if len(self._forms) > MAX_TEMPLATES:
-            self._forms.clear()
-        template.form = self._forms.setdefault(template.form, object())
         self._note(shape, template)
         self._num_templates += 1
         self._num_nodes += template.num_nodes
@@ -214,6 +249,7 @@ class TemplateCache:
     def _forget(self, shape: Key) -> None:
         known = self._known.pop(shape, None)
         if type(known) is Template:
+            self._shared.templates.pop(shape, None)
             self._num_templates -= 1
             self._num_nodes -= known.num_nodes
 

@@ -40,6 +40,10 @@ class WaitingLine(Generic[Item]):
     def __contains__(self, number: int) -> bool:
         return number in self._items
 
+    def __reversed__(self) -> Iterator[Item]:
+        """Iterate over the items, from the one that came last. Nobody may join or leave meanwhile."""
+        return (item for _, item in reversed(self._items.values()))
+
     def join(self, number: int, item: Item, priority: int) -> None:
         """Put a request at the end of its priority."""
         if self._numbers or (self._items and priority != self._only):

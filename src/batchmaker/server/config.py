@@ -87,7 +87,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     name: str | None = None
     options: dict[str, bool | int | float | str] = {}
     policy: str | None = None
-    workers: int = 1
+    workers: int | Literal["auto"] = "auto"
     threads: int | None = None
     device: str = "cpu"
     priorities: Literal["aged", "strict"] = "aged"

@@ -22,7 +22,7 @@ class EngineOptions:
     """The options of a model's engine; see Engine."""
 
     policy: str | None = None
-    workers: int = 1
+    workers: int | Literal["auto"] = "auto"
     threads: int | None = None
     max_nodes: int = 100_000
     max_sequences: int = 1024

@@ -45,7 +45,7 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of the measured window.")] = 10.0,
     deadline_ms: options.DeadlineMs = None,
     threads: options.Threads = None,
-    workers: options.Workers = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Worker threads.")] = 1,
     device: options.Device = "cpu",
     max_batch: options.MaxBatch = None,
     padded_batch: Annotated[

@@ -86,6 +86,10 @@ class GraphDriver:
     def num_in_flight(self) -> int:
         return len(self._tickets)
 
+    @property
+    def num_sequences(self) -> int:
+        return 0
+
     def next_wakeup_s(self) -> float | None:
         return self._scheduler.next_wakeup_s
 
@@ -125,6 +129,10 @@ class GraphDriver:
 
     def cancel_all(self) -> None:
         self._handle([RequestCancelled(request_id, self._clock.now_s()) for request_id in self._tickets])
+
+    def withdraw(self) -> list[Ticket]:
+        """See Driver.withdraw. It gives none up: all workers of an engine take from it."""
+        return []
 
     def tickets(self) -> Sequence[Ticket]:
         return list(self._tickets.values())

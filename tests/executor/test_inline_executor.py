@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import batchmaker as bm
 from batchmaker.errors import OptionError
 from batchmaker.executor import task_steps
-from batchmaker.executor.cpu import CpuExecutor
+from batchmaker.executor.inline import InlineExecutor
 
 
 class Swap(nn.Module):
@@ -64,7 +64,8 @@ def test_cells_that_hand_rows_through_give_every_request_its_own(module: nn.Modu
             torch.testing.assert_close(list(answer[0]), end)
             if request["form"] == "run":
                 torch.testing.assert_close(answer[1], steps)
-        engine.driver._scheduler.check_invariants()
+        for driver in engine.drivers:
+            driver._scheduler.check_invariants()
 
 
 class Exchange(nn.Module):
@@ -105,7 +106,7 @@ def test_steps_that_shrink_within_a_task_run_as_batches(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_many_chains_and_few_lanes_move_between_workers_and_stay_right(workers: int) -> None:
+def test_many_chains_and_few_lanes_stay_right(workers: int) -> None:
     torch.manual_seed(0)
     cell = nn.GRUCell(2, 5)
 
@@ -119,7 +120,8 @@ def test_many_chains_and_few_lanes_move_between_workers_and_stay_right(workers: 
     requests = [torch.randn(1 + (i * 13) % 23, 2) for i in range(90)]
     with bm.Engine(Grus(), threads=1, workers=workers) as engine:
         answers = engine.map(requests)
-        engine.driver._scheduler.check_invariants()
+        for driver in engine.drivers:
+            driver._scheduler.check_invariants()
     with torch.no_grad():
         for xs, answer in zip(requests, answers, strict=True):
             h = torch.zeros(1, 5)
@@ -129,7 +131,7 @@ def test_many_chains_and_few_lanes_move_between_workers_and_stay_right(workers: 
 
 
 def test_tables_grow_while_requests_are_in_flight() -> None:
-    with bm.Engine(Chains(Swap()), threads=1, workers=2) as engine:
+    with bm.Engine(Chains(Swap()), threads=1) as engine:
         small = [engine.submit({"xs": list(range(20)), "form": "run"}) for _ in range(3)]
         large = [engine.submit({"xs": list(range(900)), "form": "run"}) for _ in range(6)]
         for futures, length in ((small, 20), (large, 900)):
@@ -162,7 +164,6 @@ def test_bfloat16_weights_make_bfloat16_rows() -> None:
         torch.testing.assert_close(answer, h[0], rtol=0.05, atol=0.02)
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_threads": 0}])
-def test_impossible_numbers_are_refused(options: dict[str, int]) -> None:
+def test_impossible_numbers_of_threads_are_refused() -> None:
     with pytest.raises(OptionError, match="at least 1"):
-        CpuExecutor([], [], **options)
+        InlineExecutor([], [], num_threads=0)
