@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Final, final
+from typing import Any, Final, Literal, final
 
 import torch
 
@@ -21,8 +22,6 @@ from engine_cost.measuring import NotRunError, Row, Settings, best_of, compared,
 
 WIDTHS: Final = (128, 512)
 MOST_WORKERS: Final = 14
-PER_WORKER: Final = 2
-"""How many times one engine's requests each worker gets where there are many."""
 TARGETS: Final = {128: 1.0, 512: 1.5}
 
 
@@ -33,18 +32,19 @@ def workers(settings: Settings) -> Iterator[Row]:
         raise NotRunError("needs two processors")
     for hidden in WIDTHS if not settings.quick else WIDTHS[:1]:
         with chain(settings, (hidden, "float32")) as it:
-            for count in [count for count in (2, 4, 8, MOST_WORKERS) if count <= usable]:
-                requests = it.requests * count
+            counts: list[int | Literal["auto"]] = [count for count in (2, 4, 8, MOST_WORKERS) if count <= usable]
+            for count in [*counts, "auto"] if usable > 2 else counts:
+                requests = it.requests * (usable - 1 if count == "auto" else count)
                 with _engine(hidden, count) as several:
                     sides = {
                         "ours": partial(_rate, several, requests),
                         "theirs": partial(_rate, it.engine, it.requests),
                     }
                     interleaved(sides, 1)
-                    found = interleaved(sides, settings.of(7, 1))
+                    found = interleaved(sides, settings.of(5, 1))
                 yield compared(
                     it.name, f"all waiting, {count} workers", "requests/s", found["ours"], found["theirs"],
-                    better="higher", baseline="one worker", target=0.9 * count,
+                    better="higher", baseline="one worker", target=1.8 if count == 2 else None,
                 )  # fmt: skip
 
 
@@ -54,8 +54,8 @@ def processes(settings: Settings) -> Iterator[Row]:
     if count < 4:
         raise NotRunError("needs six processors")
     for hidden in WIDTHS:
-        with chain(settings, (hidden, "float32")) as it, _engine(hidden, count) as several:
-            requests = it.requests * (PER_WORKER * count)
+        with chain(settings, (hidden, "float32")) as it, _engine(hidden, "auto") as several:
+            requests = it.requests * count
             with contextlib.ExitStack() as stack:
                 peers = [stack.enter_context(Peer(hidden, requests[n::count])) for n in range(count)]
                 ways = {
@@ -66,16 +66,20 @@ def processes(settings: Settings) -> Iterator[Row]:
                 say(f"  {seen}")
                 sides = {"ours": partial(_rate, several, requests), "theirs": ways[best]}
                 interleaved(sides, 1)
-                found = interleaved(sides, settings.of(7, 1))
+                found = interleaved(sides, settings.of(5, 1))
         yield compared(
-            it.name, f"all waiting, {count} workers", "requests/s", found["ours"], found["theirs"], better="higher",
+            it.name, "all waiting, workers='auto'", "requests/s", found["ours"], found["theirs"], better="higher",
             baseline=f"{count} processes of nn.LSTM, sorted, {best}", target=TARGETS[hidden], seen=seen,
         )  # fmt: skip
 
 
-def _engine(hidden: int, count: int) -> bm.Engine:
+def _engine(hidden: int, count: int | Literal["auto"]) -> bm.Engine:
     model = zoo.make("lstm", hidden=hidden, dtype="float32", vocabulary_size=WORDS, max_batch=256)
-    return bm.Engine(model, threads=1, workers=count)
+    one_thread = os.environ.pop("OMP_NUM_THREADS")  # it would be the number of all workers' threads together
+    try:
+        return bm.Engine(model, threads=1, workers=count)
+    finally:
+        os.environ["OMP_NUM_THREADS"] = one_thread
 
 
 def _rate(engine: bm.Engine, requests: Sequence[Any]) -> float:
