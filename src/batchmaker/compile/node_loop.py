@@ -51,7 +51,7 @@ _SIZES: Final = (1, BLOCK, 8, 4 * BLOCK)
 """Rows at which the loop is tried, the most informative first; those between them go by interpolated ratios."""
 _ALL_S: Final = 40e-3
 _FEW_WEIGHTS: Final = 1 << 17
-"""More weights than this do not stay in the second cache while blocks go through them, so blocks are larger."""
+"""With more weights than this a cell has no loop: each block would read them again from the third cache."""
 
 
 @final
@@ -103,7 +103,7 @@ class NodeLoop:
             self._addresses[SGEMM] = address_of(functions.sgemm)
             self._addresses[SET_THREADS] = address_of(functions.set_threads)
         self._values[self._made, STAYS] = 1
-        self.block = BLOCK if writer.num_weights <= _FEW_WEIGHTS else 4 * BLOCK
+        self.block = BLOCK
         self._rooms: list[_Room] = []  # threads take one and put it back, each in one operation
 
     def run(self, task: NodeTask) -> bool:
@@ -311,6 +311,8 @@ def find_node_loop(cell: TracedCell, inputs: Sequence[ValueSpec], outputs: Seque
                 writer.write(node)
         results = [writer.value(node) for node in made.outputs]
     except (_OtherError, CannotRewriteError):
+        return None
+    if writer.num_weights > _FEW_WEIGHTS:
         return None
     if any(node.op != "call_function" for node in made.outputs):  # an input that is handed on
         return None
