@@ -101,14 +101,14 @@ def is_compiled(loop: Callable[..., Any]) -> bool:
 
 
 @final
-class Forms:
+class CalledForms:
     """The loops that Python calls while the forms are learnt, in order, each with the types of its arguments: its form.
 
     Loops run as Python code meanwhile (NUMBA_DISABLE_JIT=1). `learn` comes before the modules with the loops are
     imported. seen: (module, name, types). What loops call is part of them and no form.
     """
 
-    _learning: Forms | None = None
+    _learning: CalledForms | None = None
 
     def __init__(self) -> None:
         self.seen: dict[tuple[str, str, tuple[Any, ...]], Callable[..., Any]] = {}
@@ -116,12 +116,12 @@ class Forms:
 
     def learn(self) -> None:
         """Note the calls of all loops that are defined from here on."""
-        Forms._learning = self
+        CalledForms._learning = self
 
     @staticmethod
     def noted(loop: Callable[P, R]) -> Callable[P, R]:
         """Return the loop, so that its calls are noted if forms are learnt."""
-        forms = Forms._learning
+        forms = CalledForms._learning
         return loop if forms is None else forms._noting(loop)
 
     def _noting(self, loop: Callable[P, R]) -> Callable[P, R]:
@@ -194,7 +194,7 @@ class _KeptCode(FunctionCache):
 
 
 def _compiled(loop: Callable[P, R], options: dict[str, Any]) -> Callable[P, R]:
-    made = _typed(partial(njit, **_NO_CFUNC, **options)(), Forms.noted(loop))
+    made = _typed(partial(njit, **_NO_CFUNC, **options)(), CalledForms.noted(loop))
     if is_compiled(made) and kept_in() is not None:
         before, config.CACHE_DIR = config.CACHE_DIR, place()  # looked at while the store is made
         try:

@@ -31,7 +31,7 @@ from typing import Any, Final, final
 import numba
 from numba.core.registry import cpu_target
 
-from batchmaker.compiled import Forms, config, kept_in
+from batchmaker.compiled import CalledForms, config, kept_in
 
 MOST_PROCESSES: Final = 6
 """More would wait for the largest loop, which one process compiles."""
@@ -161,9 +161,9 @@ class _Process:
 # --- in the processes ----------------------------------------------------------------------------------------------
 
 
-def learnt(needs: Sequence[str]) -> Forms:
+def learnt(needs: Sequence[str]) -> CalledForms:
     """Return the forms of what these functions call. Their modules have not been imported before."""
-    forms = Forms()
+    forms = CalledForms()
     forms.learn()
     for need in needs:
         module, _, path = need.partition(":")

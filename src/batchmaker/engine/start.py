@@ -81,7 +81,8 @@ class Start:
             profile = cost_profile(self._catalogue, self._registry, threads)
             if profile is not None:
                 for loop, drivers in zip(self._loops, self._drivers, strict=True):
-                    loop.call_soon(partial(drivers.use_profile, copy.deepcopy(profile)))  # policies add what they see
+                    own = profile if loop is self._loops[0] else copy.deepcopy(profile)  # policies add what they see
+                    loop.call_soon(partial(drivers.use_profile, own))
 
     def _prove_chunks(self) -> None:
         for served in self._catalogue:
