@@ -274,6 +274,24 @@ def test_what_is_given_to_a_worker_that_stops_comes_back() -> None:
     assert_balanced(engine)
 
 
+def test_observers_are_called_by_one_worker_at_a_time_and_told_which() -> None:
+    inside, together, seen = threading.Semaphore(1), list[bool](), list[int]()
+
+    def look_on(step: Any) -> None:
+        together.append(not inside.acquire(blocking=False))
+        time.sleep(1e-4)  # another worker would come meanwhile
+        seen.append(step.worker)
+        inside.release()
+
+    with bm.Engine(Lengths(), "cellular", threads=1, workers=3) as engine:
+        engine.observe(look_on)
+        engine.on_settled = lambda ticket, error: look_on(SimpleNamespace(worker=-1))
+        engine.map([[1, 2, 3, 4]] * 60, progress=False)
+        engine.observe(None)
+    assert set(seen) == {-1, 0, 1, 2}
+    assert not any(together)
+
+
 def test_each_worker_has_a_policy_of_its_own() -> None:
     with bm.Engine(Counter(), CellularPolicy(), threads=1, workers=3) as engine:
         assert len({id(drivers.policy) for drivers in engine._drivers}) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from types import TracebackType
@@ -165,7 +166,7 @@ class Engine:
         self._submitter = Submitter(self._workers.entrance, self.start, room)
         self._tickets = Tickets(self._clock)
         self._on_settled: Onlooker[[Ticket, BaseException | None]] | None = None
-        self._telling = Lock()  # one worker at a time tells `on_settled`
+        self._telling = Lock()  # one worker at a time calls observers
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -380,9 +381,12 @@ class Engine:
         return self._limit.num_open
 
     def observe(self, observer: Callable[[StepSeen], None] | None) -> None:
-        """Call `observer` in the worker's thread with every finished step; None ends it. Its first error is logged."""
-        for driver in self.drivers:
-            driver.observer = None if observer is None else Onlooker(observer, "an observer of the engine")
+        """Call `observer` with every finished step, one worker at a time; None ends it. Its first error is logged."""
+        shown = None if observer is None else Onlooker(observer, "an observer of the engine")
+        for number, driver in enumerate(self.drivers):
+            driver.observer = shown
+            if shown is not None and len(self.drivers) > 1:
+                driver.observer = partial(self._show, shown, number)
 
     @property
     def on_settled(self) -> Callable[[Ticket, BaseException | None], None] | None:
@@ -402,6 +406,10 @@ class Engine:
 
     def _ticket(self, request: Any, deadline_ms: float | None, priority: int, model: str | None) -> Ticket:
         return self._tickets.one(self._catalogue.find(model), owned(request), deadline_ms, checked_priority(priority))
+
+    def _show(self, observer: Callable[[StepSeen], None], worker: int, step: StepSeen) -> None:
+        with self._telling:
+            observer(replace(step, worker=worker))
 
     def _settled(self, service: list[ServiceStats], outcomes: Collection[Settled]) -> None:
         counted: dict[int, list[Settled]] = {}  # by model
