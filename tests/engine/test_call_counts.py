@@ -37,7 +37,7 @@ class Calls:
             self.counts[frame.f_code.co_qualname] += 1
 
     def of(self, run: Callable[[], object], tries: int = 100) -> int:
-        """Return how many calls `run` makes, in this thread and the engine's: the least of seven or more, seen three times."""
+        """Return how many calls `run` makes, in this thread and the engine's: the least of seven or more."""
         found = list[int]()
         while len(found) < 7 or (len(found) < tries and found.count(min(found)) < 3):
             self.counts.clear()
