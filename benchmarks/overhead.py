@@ -35,7 +35,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: both sides have
 import torch
 
 from batchmaker.cli.bench.report import commit
-from engine_cost import chains, over_http, page, picture, processors, scheduling, streams, translators, trees
+from engine_cost import chains, decisions, over_http, page, picture, processors, scheduling, streams, translators, trees
 from engine_cost.measuring import NotRunError, Row, Settings, facts, load_average, say, stolen_s
 from provenance import CPU_EXECUTOR, ROOT, digest
 
@@ -48,6 +48,9 @@ LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "streams": streams.streams,
     "decoder": translators.decoder,
     "tagger": translators.tagger,
+    "exits": decisions.exits,
+    "experts": decisions.experts,
+    "transducer": decisions.transducer,
     "trees": trees.by_hand,
     "dynet": trees.dynet,
     "lattices": trees.lattices,

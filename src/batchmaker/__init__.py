@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from batchmaker.engine.engine import Engine
     from batchmaker.engine.save import save
     from batchmaker.model.cell import Cell
+    from batchmaker.model.decisions import cond, switch, while_loop
     from batchmaker.model.layers import layers
     from batchmaker.model.model import Model
     from batchmaker.model.onnx_model import onnx
@@ -27,6 +28,7 @@ __all__ = [
     "Model",
     "Ragged",
     "__version__",
+    "cond",
     "errors",
     "layers",
     "load",
@@ -34,7 +36,9 @@ __all__ = [
     "opaque",
     "recurrent",
     "save",
+    "switch",
     "tree",
+    "while_loop",
 ]
 
 _HOMES = {
@@ -42,13 +46,16 @@ _HOMES = {
     "Engine": "batchmaker.engine.engine",
     "Model": "batchmaker.model.model",
     "Ragged": "batchmaker.model.ragged",
+    "cond": "batchmaker.model.decisions",
     "layers": "batchmaker.model.layers",
     "load": "batchmaker.saved",
     "onnx": "batchmaker.model.onnx_model",
     "opaque": "batchmaker.compile.opaque",
     "recurrent": "batchmaker.model.recurrent_layers",
     "save": "batchmaker.engine.save",
+    "switch": "batchmaker.model.decisions",
     "tree": "batchmaker.model.trees",
+    "while_loop": "batchmaker.model.decisions",
 }
 """The module of each public name, imported at first use.
 

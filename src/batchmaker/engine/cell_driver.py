@@ -24,7 +24,18 @@ from batchmaker.model.scope import CellTypes, OpenLoop
 from batchmaker.model.structure import Handle
 from batchmaker.model.template_cache import ProvenTemplates, TemplateCache
 from batchmaker.model.unfolding import computed, end_of_loop
-from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask
+from batchmaker.scheduler.commands import (
+    Admit,
+    Begun,
+    Collect,
+    Command,
+    Decided,
+    Fail,
+    Read,
+    Reply,
+    Reserve,
+    RunTask,
+)
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
     Event,
@@ -216,6 +227,15 @@ class CellDriver:
                     self._run(cast(RunTask, command), woken)
                 elif kind is Reserve:
                     self._executor.reserve(cast(Reserve, command))
+                elif kind is Begun:
+                    self._brought.enter((), (), cast(Begun, command).num_nodes)
+                elif kind is Collect:
+                    self._collect(cast(Collect, command))
+                elif kind is Decided:
+                    decided = cast(Decided, command)
+                    request = self._in_flight[decided.request]
+                    request.outputs = decided.outputs
+                    request.ticket.num_cells = decided.num_nodes
                 elif kind is Fail:
                     self._fail(cast(Fail, command))
             if admits or reads:
@@ -232,6 +252,17 @@ class CellDriver:
         if self._unwritten:
             self._fill(woken)
         self._executor.submit(task)
+
+    def _collect(self, command: Collect) -> None:
+        """Note what a request's loop has collected, and stream it if its caller wants that."""
+        request = self._in_flight[command.request]
+        request.collected[command.number].append((command.node, command.output))
+        unfolding, ticket = request.unfolding, request.ticket
+        if ticket.on_value is None or unfolding.streamed_collection != command.number or unfolding.decided is None:
+            return
+        (handle,) = [handle for handle, number in unfolding.decided.collections.items() if number == command.number]
+        (value,) = self._brought.values_at([(request, command.node, command.output)], handle.spec)
+        ticket.stream(value)
 
     def _fail(self, command: Fail) -> None:
         request = self._in_flight.pop(command.request)
@@ -406,12 +437,15 @@ class CellDriver:
         for request in self._brought.take(cell, task, result, begin, slots):
             touched[request.ticket.request_id] = request
         stopped, failed = result.stopped, result.failed
+        looked_at = self._brought.whole_numbers(task, result, begin, len(slots)) if self._scheduler.decides else ()
         if stopped is None and task.may_stop is not None and task.may_stop[result.first : result.end].any():
             stopped, untested = self._brought.stopped(cell, task, result, begin, len(slots))
             failed += untested
         if stopped is not None:
             self._brought.loops_ended(task, begin, slots, stopped)
-        events.append(StepsFinished(result.task, result.first, result.end, now_s, stopped, failed, result.busy_s))
+        events.append(
+            StepsFinished(result.task, result.first, result.end, now_s, stopped, failed, result.busy_s, looked_at)
+        )
 
     def _resume(self, requests: Iterable[InFlight], events: list[Event]) -> None:
         """Continue unfold functions that have the values they wait for, of requests that have not ended meanwhile."""

@@ -18,6 +18,7 @@ from batchmaker.errors import (
     DeadlineError,
     InvalidRequestError,
     MemoryLimitError,
+    NodeLimitError,
     RefusedError,
     lacks_memory,
     said_by,
@@ -31,6 +32,7 @@ _FAILURES: dict[FailureKind, type[BatchmakerError]] = {
     FailureKind.REFUSED: RefusedError,
     FailureKind.CELL: CellError,
     FailureKind.UNFOLD: InvalidRequestError,
+    FailureKind.NODES: NodeLimitError,
     FailureKind.MEMORY: MemoryLimitError,
 }
 

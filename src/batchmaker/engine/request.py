@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol, final
+from typing import Any, Final, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -275,6 +275,10 @@ class Outbox:
         self.has_news = False
 
 
+_DECIDED: Final = -(1 << 41)
+"""The local number of a node that began as values decided is _DECIDED minus its number."""
+
+
 class InFlight:
     """The driver's record of a request between its arrival and its answer.
 
@@ -294,6 +298,9 @@ class InFlight:
     - error: what it fails with, if a value could not be read or its unfold function raised.
     - is_withdrawn: it leaves the scheduler, and begins elsewhere.
 
+    - outputs: of a request that decides by values, once its last decision is made, (node, output) of each output of its
+      region. collected: by number of a collection, (node, output) of what was collected so far.
+
     Attributes that few requests need are class defaults, to keep records cheap.
     """
 
@@ -305,6 +312,8 @@ class InFlight:
     error: BatchmakerError | None = None
     is_withdrawn = False
     gathered: Mapping[Handle, list[Any]] = MappingProxyType({})
+    outputs: Sequence[tuple[int, int]] = ()
+    collected: Mapping[int, list[tuple[int, int]]] = MappingProxyType({})
     place = 0
     result: Any = None
 
@@ -319,15 +328,19 @@ class InFlight:
         self.ended: dict[int, int] = {}
         if unfolding.open:
             self.waiting_for = set(unfolding.awaited)
+        if unfolding.decided is not None:
+            self.collected = {number: [] for number in unfolding.decided.collections.values()}
 
     def local(self, node: int) -> int:
         """Return the local number of a node. Fast for nodes of the last graph, because these usually run.
 
-        KeyError if the node is not of this request.
+        A node that began as values decided has a number below all others. KeyError if the node is not of this request.
         """
         for command in reversed(self.admitted):
             if command.base <= node < command.base + command.num_nodes:
                 return node - command.base + command.first_local
+        if self.unfolding.decided is not None:
+            return _DECIDED - node
         kept = self.admitted[0]
         if kept.kept_base <= node < kept.kept_base + kept.first_local:
             return node - kept.kept_base

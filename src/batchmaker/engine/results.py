@@ -23,6 +23,7 @@ from batchmaker.executor.base import StepsResult
 from batchmaker.executor.tables import as_array
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import ValueSequence
+from batchmaker.model.region_recorder import Recorded
 from batchmaker.model.scope import OpenLoop
 from batchmaker.model.structure import Handle
 from batchmaker.scheduler.commands import RunTask, within
@@ -218,6 +219,7 @@ class Results:
                 self._num_told -= 1
         if self.tables.wide:
             nodes = [np.arange(c.base, c.base + c.num_nodes) for request in requests for c in request.admitted]
+            nodes += [np.array(found, np.int64) for request in requests if (found := _decided_nodes(request))]
             for table in self.tables.wide if nodes else ():
                 table.leave(np.concatenate(nodes))
 
@@ -237,7 +239,12 @@ class Results:
             for place, request in enumerate(members):
                 request.gathered, request.place = columns, place
             shifts = np.array([request.shift for request in members])
+            decided = members[0].unfolding.decided
+            if decided is not None:
+                self._gather_decided(members, decided, columns)
             for handle in members[0].unfolding.handles:
+                if decided is not None and (handle in decided.values or handle in decided.collections):
+                    continue
                 table = self.tables.find(handle.output, handle.spec)
                 if table is None:  # each value was told
                     continue
@@ -262,6 +269,42 @@ class Results:
             _share([read[0]] if len(read) == 1 and read.ndim > 1 else objects(read), owners)
         for table, (nodes, sizes, owners) in sequences.items():
             _share(_SPLIT_COPY(table.read(np.concatenate(nodes)), sizes), owners)
+
+    def _gather_decided(self, members: Sequence[InFlight], decided: Recorded, columns: dict[Handle, list[Any]]) -> None:
+        """Read the values of these requests that depend on decisions. All have the same handles."""
+        for handle, places in decided.values.items():
+            if isinstance(places, int):
+                columns[handle] = self.values_at([(one, *one.outputs[places]) for one in members], handle.spec)
+            else:
+                columns[handle] = [
+                    self.sequence_at([(one, *one.outputs[place]) for place in places], handle.spec) for one in members
+                ]
+        for handle, number in decided.collections.items():
+            columns[handle] = [
+                self.sequence_at([(one, node, output) for node, output in one.collected[number]], handle.spec)
+                for one in members
+            ]
+
+    def values_at(self, places: Sequence[tuple[InFlight, int, int]], spec: ValueSpec) -> list[Any]:
+        """Return the values of this spec at (request, node, output), each in memory of its own."""
+        found: list[Any] = [None] * len(places)
+        for output in {output for _, _, output in places}:
+            mine = [k for k, place in enumerate(places) if place[2] == output]
+            table = self.tables.find(output, spec)
+            if table is None:  # each was told
+                values = [places[k][0].value(places[k][0].local(places[k][1]), output) for k in mine]
+            else:
+                values = objects(table.read(np.array([places[k][1] for k in mine], np.int64)))
+            for k, value in zip(mine, values, strict=True):
+                found[k] = value
+        return found
+
+    def sequence_at(self, places: Sequence[tuple[InFlight, int, int]], spec: ValueSpec) -> Tensor:
+        """Return these values as one tensor, [count, *shape]."""
+        values = self.values_at(places, spec)
+        if values and spec.shape:
+            return torch.stack(values)
+        return torch.tensor(values, dtype=torch_dtype(spec.dtype)).view(len(values), *spec.shape)
 
     def begin(self, slots: Nodes, at_s: float) -> None:
         """Note when requests began. slots: of the nodes of a step that began at `at_s`; repeats allowed."""
@@ -301,6 +344,18 @@ class Results:
                 )  # fmt: skip
             self._tell(fetch.output, positions, nodes, owners, values, missing, touched)
         return list(touched.values())
+
+    @staticmethod
+    def whole_numbers(
+        task: RunTask, result: StepsResult, begin: int, count: int
+    ) -> tuple[tuple[int, Nodes, Nodes], ...]:
+        """Return the bools and integers that steps have brought: (output, nodes, values). See `take`."""
+        found = []
+        for fetch, values in zip(task.fetches, result.fetched, strict=False):
+            positions = fetch.positions[within(fetch.positions, begin, begin + count)]
+            if len(positions) and values.ndim == 1 and not values.is_floating_point():
+                found.append((fetch.output, task.nodes[positions], as_array(values).astype(np.int64)))
+        return tuple(found)
 
     def _tell(
         self,
@@ -357,6 +412,12 @@ class Results:
             found = None if request is None else request.loop_at(node)
             if request is not None and found is not None:
                 request.end_loop(found[1].last, found[0], fetched)
+
+
+def _decided_nodes(request: InFlight) -> list[int]:
+    """Return the nodes whose values a request has read as values decided."""
+    collected = [place for places in request.collected.values() for place in places]
+    return [node for node, _ in (*request.outputs, *collected)]
 
 
 def objects(values: Tensor) -> list[Any]:

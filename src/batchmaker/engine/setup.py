@@ -402,6 +402,7 @@ def make_driver(
         give_up_late=give_up_late,
         grow=partial(_grown, executor),
         aged_every=aged_every,
+        max_nodes=max_nodes,
     )
     cells = [served.cells for served in catalogue]
     if isinstance(before, CellDriver):

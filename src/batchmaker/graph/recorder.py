@@ -6,7 +6,7 @@ error of that request before anything runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Final, final
 
@@ -66,6 +66,7 @@ class Recorder:
         self._asked: list[tuple[int, int]] = []  # of the fragment: (node, output) of single values
         self.holds_values = holds_values
         self.dropped: list[tuple[int, int]] = []
+        self.pick: Callable[[ValueSequence, Value], Value] = _no_pick
 
     # --- what an unfold function calls ---------------------------------------------------------------------
 
@@ -400,6 +401,10 @@ class Recorder:
         for calls in called:
             self._graph.host_inputs += calls.lay_out(block)
         self._add_block(block, {calls.cell.type_id for calls in called}, plain=count == 1)
+
+
+def _no_pick(sequence: ValueSequence, index: Value) -> Value:
+    raise ModelError("`at` was called outside Model.unfold; hand the request to an Engine instead")
 
 
 def _empty_block(first: int, count: int, num_ports: int, type_id: int = -1) -> NodeBlock:

@@ -53,6 +53,9 @@ class Origin(Protocol):
     def fetch(self, value: Value | ValueSequence) -> None:
         """Mark outputs that the host needs."""
 
+    def pick(self, sequence: ValueSequence, index: Value) -> Value:
+        """Return the element of a sequence that a value names; see ValueSequence.at."""
+
 
 @final
 class Output:
@@ -98,6 +101,15 @@ class Chain:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a `while_loop` collects of one part of its state, known at the loop's last state."""
+
+    steps: ValueSequence
+    open_ended: bool = False
+
+
+@final
 @refuses_to_be_the_value
 class Value:
     """One output of one node: the return value of a cell call inside an unfold function.
@@ -109,7 +121,7 @@ class Value:
 
     __slots__ = ("_chain", "_holds", "node", "of")
 
-    def __init__(self, node: int, of: Output, holds: object = None, chain: Chain | None = None) -> None:
+    def __init__(self, node: int, of: Output, holds: object = None, chain: Chain | Collected | None = None) -> None:
         self.node = node
         self.of = of
         self._holds = holds
@@ -137,14 +149,20 @@ class Value:
         """
         if self._chain is None:
             raise ModelError(
-                "only the outputs of cell.run(...) and cell.loop(...) have steps; "
+                "only the outputs of cell.run(...), cell.loop(...) and bm.while_loop(...) have steps; "
                 "this value is the output of a single cell call"
             )
+        if isinstance(self._chain, Collected):
+            return self._chain.steps
         numbers = range(self._chain.first, self.node + 1)
         steps = ValueSequence(numbers, self.of, open_ended=self._chain.open_ended, holds=self._holds)
         if steps.open_ended:
             self.origin.fetch(steps)
         return steps
+
+    def at(self, index: Value | int) -> Value:
+        """Return the step that a computed number names, of the run that ends here; see ValueSequence.at."""
+        return self.steps.at(index)
 
     @property
     def ends_open_loop(self) -> bool:
@@ -252,6 +270,14 @@ class ValueSequence:
             wrong = index[(index < -length) | (index >= length)][0]
             raise InvalidRequestError(f"index {wrong} is outside a sequence of {length} values") from None
         return picked
+
+    def at(self, index: Value | int) -> Value:
+        """Return the element that a computed number names, from 0.
+
+        index: one integer that a cell computes. If it is outside the sequence, the request fails with
+        InvalidRequestError. A Python integer is as in `sequence[index]`.
+        """
+        return self.of.origin.pick(self, index) if isinstance(index, Value) else self[index]
 
     def __iter__(self) -> Iterator[Value]:
         len(self)

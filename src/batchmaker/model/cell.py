@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 import numpy as np
 import torch
@@ -160,12 +160,14 @@ class Cell:
 
     # --- inside an unfold function ----------------------------------------------------------------------------
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *given: Any) -> Any:
         """Add one node. Arguments: values of other cells, or data of this request (one row, without the batch).
 
         Returns the cell's output, or a tuple of its outputs.
         """
-        scope = current_scope.get() or scope_of(self)
+        scope, arguments = current_scope.get() or scope_of(self), cast(Sequence[Any], given)
+        if scope.decisions is not None:
+            scope, arguments = scope.decisions.place([(self, port, one, False) for port, one in enumerate(given)])
         calls = scope.calls.get(self) or self._first_call(scope, arguments)
         try:
             outputs = calls.add(arguments)
@@ -184,7 +186,8 @@ class Cell:
         """
         scope = scope_of(self)
         is_tuple = type(sequence) is not StandIn and isinstance(sequence, tuple)
-        parts = sequence if is_tuple and is_several(sequence) else (sequence,)
+        parts: Sequence[Any] = sequence if is_tuple and is_several(sequence) else (sequence,)
+        scope, parts, init = self._placed(scope, parts, init)
         return self._chain(scope, self._elements(scope, parts), init, None, None)
 
     def loop(self, init: Any, *, until: Any = None, max_steps: int) -> Any:
@@ -195,12 +198,20 @@ class Cell:
         takes an array of watched values, one per request, and returns an array of bools. Returns the same as `run`.
         """
         scope = scope_of(self)
-        return self._chain(scope, (), init, max_steps, until)
+        own, _, init = self._placed(scope, (), init)
+        if own is not scope and until is not None:
+            raise ModelError(
+                f"{where(self)}: a loop with `until` cannot depend on decisions, or be inside one; use bm.while_loop"
+            )
+        return self._chain(own, (), init, max_steps, until)
 
     def map(self, *sequences: Any) -> Any:
         """Add one node per element, without recurrence. Returns the output as a sequence, or a tuple of sequences."""
-        scope = current_scope.get() or scope_of(self)
-        known, columns, error = self._columns(scope, self._elements(scope, sequences))
+        scope, placed = current_scope.get() or scope_of(self), cast(Sequence[Any], sequences)
+        if scope.decisions is not None:
+            asked = [(self, port, given, True) for port, given in enumerate(sequences)]
+            scope, placed = scope.decisions.place(asked, as_nodes=False)
+        known, columns, error = self._columns(scope, self._elements(scope, placed))
         cell = known or self._type_of(scope, columns, error)
         if len(columns) != len(cell.inputs):
             raise InvalidRequestError(f"{where(self)} takes {len(cell.inputs)} inputs, got {len(columns)} sequences")
@@ -229,14 +240,26 @@ class Cell:
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _elements(self, scope: UnfoldingScope, sequences: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _placed(
+        self, scope: UnfoldingScope, sequences: Sequence[Any], init: Any
+    ) -> tuple[UnfoldingScope, Sequence[Any], Any]:
+        """Return the scope that a chain goes to, and its arguments there, if the request decides by values."""
+        if scope.decisions is None:
+            return scope, sequences, init
+        state = () if init is None else init if isinstance(init, tuple | list) else (init,)
+        count = len(sequences)
+        asked = [(self, port, given, port < count) for port, given in enumerate((*sequences, *state))]
+        scope, placed = scope.decisions.place(asked)
+        return scope, placed[:count], None if init is None else tuple(placed[count:])
+
+    def _elements(self, scope: UnfoldingScope, sequences: Sequence[Any]) -> Sequence[Any]:
         """Return sequences in which values of cells are sequences too."""
         if Value not in map(type, sequences):
             return sequences
         return tuple([elements(scope, x) if type(x) is Value and x.spec.shape else x for x in sequences])
 
     def _columns(
-        self, scope: UnfoldingScope, sequences: tuple[Any, ...]
+        self, scope: UnfoldingScope, sequences: Sequence[Any]
     ) -> tuple[CellType | None, list[SequenceArgument], ShapeError | None]:
         """Return sequences for the first inputs, the type for them if known, and an error or None.
 
@@ -268,7 +291,7 @@ class Cell:
             return scope.types.learn(self, inputs, given)
         return scope.types.other(self, inputs, error, given)
 
-    def _other_calls(self, scope: UnfoldingScope, arguments: tuple[Any, ...], error: ShapeError) -> Calls:
+    def _other_calls(self, scope: UnfoldingScope, arguments: Sequence[Any], error: ShapeError) -> Calls:
         """Return the object that adds this request's calls with these shapes."""
         known = self._type_of(scope, [single(self, part, None, port) for port, part in enumerate(arguments)], error)
         calls = scope.other_calls.get(known.type_id)
@@ -277,7 +300,7 @@ class Cell:
             calls = scope.other_calls[known.type_id] = scope.recorder.calls(known, layout)
         return calls
 
-    def _first_call(self, scope: UnfoldingScope, arguments: tuple[Any, ...]) -> Calls:
+    def _first_call(self, scope: UnfoldingScope, arguments: Sequence[Any]) -> Calls:
         """Return the object that adds this request's calls, at the first of them."""
         known = scope.types.known(self)
         if known is None:
@@ -287,7 +310,7 @@ class Cell:
         return calls
 
     def _chain(
-        self, scope: UnfoldingScope, sequences: tuple[Any, ...], init: Any, max_steps: int | None, until: Any
+        self, scope: UnfoldingScope, sequences: Sequence[Any], init: Any, max_steps: int | None, until: Any
     ) -> Any:
         known, columns, error = self._columns(scope, sequences)
         try:

@@ -24,7 +24,7 @@ from batchmaker.graph import recorder, values
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import HostValues, Output, Value, ValueSequence
-from batchmaker.model import arguments, cell, host_values, scope, stand_ins, trees
+from batchmaker.model import arguments, cell, decisions, host_values, scope, stand_ins, trees
 from batchmaker.model.scope import UnfoldingScope
 from batchmaker.model.stand_ins import StandIn
 from batchmaker.model.trees import TreeCalls
@@ -47,9 +47,10 @@ ITERATORS: Final[frozenset[Any]] = frozenset((
 ))  # fmt: skip
 """Made by the function itself: one that was there before is refused."""
 
-OURS: Final = frozenset(
-    [id(vars(module)) for module in (arguments, cell, host_values, recorder, scope, stand_ins, trees, values)]
-)
+OURS: Final = frozenset([
+    id(vars(module))
+    for module in (arguments, cell, decisions, host_values, recorder, scope, stand_ins, trees, values)
+])  # fmt: skip
 """The globals of functions that unfold functions call, and that read nothing but their arguments and the registry."""
 CALLED_ON_CELLS: Final = frozenset(("__call__", "run", "loop", "map", "tree", "at"))
 

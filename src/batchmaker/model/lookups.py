@@ -94,6 +94,10 @@ class Lookups:
         self._made[id(value)] = value
         return value
 
+    def has_made(self, value: Any) -> bool:
+        """Whether the function itself has made an object."""
+        return id(value) in self._made
+
     def found(self, kind: type[Any], name: str) -> Any:
         """Return what a class or its bases have under a name; MISSING if nothing."""
         if type(kind) not in METACLASSES:

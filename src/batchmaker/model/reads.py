@@ -25,6 +25,7 @@ from typing import Any, Final, cast, final
 
 import torch
 
+from batchmaker.model import decisions
 from batchmaker.model.cell import Cell
 from batchmaker.model.guards import MISSING, Guard, UnprovenError
 from batchmaker.model.known_kinds import (
@@ -198,11 +199,28 @@ class Reads:
 
     def _of_ours(self, function: FunctionType, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Call a function of this library that reads nothing but what it is given."""
+        if id(function.__globals__) == id(vars(decisions)):
+            asked = [self._for_decisions(part) for part in given]
+            return function(*asked, **{name: self._for_decisions(part) for name, part in named.items()})
         if type(given[0]) is Cell and function.__name__ == "loop":
             self._lookups.record.name(vars(given[0]), "host_outputs")
             if inherits(named.get("until"), FunctionType, MethodType):
                 return function(*map(self._for_cells, given), **named)  # a loop's end is looked at later
         return function(*map(self._for_cells, given), **{name: self._for_cells(part) for name, part in named.items()})
+
+    def _for_decisions(self, value: Any) -> Any:
+        """An argument of `cond`, `switch` or `while_loop`: a function, several, or a state."""
+        kind = type(value)
+        if kind in (FunctionType, MethodType, functools.partial, Cell):
+            return functools.partial(self.call, value)
+        if kind is list or kind is tuple:
+            return kind(map(self._for_decisions, value))
+        if kind is dict:
+            return {name: self._for_decisions(part) for name, part in value.items()}
+        if inherits(value, tuple):
+            tuple(map(self._for_decisions, tuple.__iter__(value)))
+            return value
+        return value if self._lookups.has_made(value) else self._for_cells(value)
 
     def _for_cells(self, value: Any) -> Any:
         """An argument of a cell."""
@@ -259,6 +277,7 @@ class Reads:
     def _is_named_tuple(self, kind: Any) -> bool:
         """Whether a class is a named tuple that is made as they all are."""
         new = self._lookups.found(kind, "__new__")
+        new = new.__func__ if type(new) is staticmethod else new
         if tuple not in kind.__mro__ or type(new) is not FunctionType:
             return False
         self._lookups.record.function(new)

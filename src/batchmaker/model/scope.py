@@ -53,9 +53,10 @@ class UnfoldingScope:
     """The record of cell calls in a running unfold function.
 
     loops: by first node. calls: single calls. other_calls: calls of cells with other shapes than at first, by type.
+    decisions: of a request that decides by computed values (see `batchmaker.model.decisions`); otherwise None.
     """
 
-    __slots__ = ("calls", "loops", "other_calls", "recorder", "types")
+    __slots__ = ("calls", "decisions", "loops", "other_calls", "recorder", "types")
 
     def __init__(self, recorder: Recorder, types: CellTypes[Any]) -> None:
         self.recorder = recorder
@@ -63,6 +64,7 @@ class UnfoldingScope:
         self.loops: dict[int, OpenLoop] = {}
         self.calls: dict[Any, Calls] = {}
         self.other_calls: dict[TypeId, Calls] = {}
+        self.decisions: Any = None
 
 
 current_scope: ContextVar[UnfoldingScope | None] = ContextVar("batchmaker_unfolding", default=None)

@@ -52,12 +52,19 @@ NOTHING_KEPT = KeptState()
 """The state of a sequence that keeps nothing: always this object."""
 
 
-def keep(structure: Any, recorder: Recorder) -> KeptState:
+def keep(structure: Any, recorder: Recorder, decisions: Any = None) -> KeptState:
     """Mark the nodes of the structure's handles as kept, and return the structure without handles.
 
+    decisions: those of the request, if it has some. What they fill is kept behind the nodes of the recorder.
     ModelError for the steps of a loop that ends at a value: their number is unknown.
     """
-    found = list(handles(structure))
+    found, decided = list[Value | ValueSequence](), dict[int, int]()
+    for handle in handles(structure):
+        place = decisions.keeps(handle) if decisions is not None and isinstance(handle, Value) else None
+        if place is None:
+            found.append(handle)
+        else:
+            decided[id(handle)] = place
     for handle in found:
         if handle.origin is not recorder:
             raise foreign("the state that unfold_chunk returned")
@@ -68,13 +75,15 @@ def keep(structure: Any, recorder: Recorder) -> KeptState:
     recorder.keep(nodes)
 
     def kept(handle: Value | ValueSequence) -> KeptHandle:
+        if id(handle) in decided:
+            return KeptHandle(len(nodes) + decided[id(handle)], 0, handle.spec)
         if isinstance(handle, Value):
             return KeptHandle(int(np.searchsorted(nodes, handle.node)), handle.output, handle.spec)
         return KeptHandle(np.searchsorted(nodes, handle.nodes), handle.output, handle.spec)
 
-    return (
-        NOTHING_KEPT if structure is None else KeptState(replaced(structure, (Value, ValueSequence), kept), len(nodes))
-    )
+    if structure is None:
+        return NOTHING_KEPT
+    return KeptState(replaced(structure, (Value, ValueSequence), kept), len(nodes) + len(decided))
 
 
 def signature(structure: Any) -> Hashable | None:

@@ -23,6 +23,7 @@ from batchmaker.model.guards import Guard, UnprovenError
 from batchmaker.model.model import Model
 from batchmaker.model.observed_code import observed_code
 from batchmaker.model.reads import Reads
+from batchmaker.model.region_recorder import Recorded
 from batchmaker.model.scope import CellTypes
 from batchmaker.model.sequence_state import KeptHandle, KeptState, signature
 from batchmaker.model.stand_ins import CONSTANT, Codes, Kind, StandIn, StandIns, standing_in
@@ -71,8 +72,9 @@ class Template:
     """
 
     __slots__ = (
-        "_result", "after", "before", "checks", "feeds", "form", "graph", "guard", "handles", "kinds", "loops",
-        "num_nodes", "returns_kept", "sizes", "spans", "streamed_sequence", "streams_result",
+        "_result", "after", "before", "checks", "decided", "feeds", "form", "graph", "guard", "handles", "kinds",
+        "loops", "num_nodes", "returns_kept", "sizes", "spans", "streamed_collection", "streamed_sequence",
+        "streams_result",
     )  # fmt: skip
 
     open = False
@@ -90,7 +92,7 @@ class Template:
         graph = unfolding.graph
         self.graph = CellGraph(
             graph.first, graph.num_nodes, graph.blocks, graph.runs, [feed.host for feed in feeds], graph.fetches,
-            graph.plain, kept=graph.kept, shared=True,
+            graph.plain, kept=graph.kept, shared=True, region=graph.region, held=graph.held, keeps=graph.keeps,
         )  # fmt: skip
         self.num_nodes = graph.num_nodes
         self.before = before
@@ -100,6 +102,8 @@ class Template:
         self.checks = checks
         self.kinds, self.sizes = tuple(sizes), tuple(sizes.values())
         self.guard = guard
+        self.decided = unfolding.decided
+        self.streamed_collection = unfolding.streamed_collection
         self.streamed_sequence = unfolding.streamed_sequence
         self.streams_result = unfolding.streams_result
         self._result = unfolding.returned
@@ -245,6 +249,8 @@ def differs(template: Template, recorded: Unfolding, values: list[Any]) -> str |
         _same(one.blocks, other.blocks) and _same(one.runs, other.runs) and _same(one.kept, other.kept)
     ):
         return "the graph"
+    if (one.region, one.held, one.keeps) != (other.region, other.held, other.keeps):
+        return "what values decide"
     if not _same(one.fetches, other.fetches):
         return "what is fetched"
     if len(one.host_inputs) != len(other.host_inputs):
@@ -254,13 +260,17 @@ def differs(template: Template, recorded: Unfolding, values: list[Any]) -> str |
             return "what the request gives"
     if not _same(template.loops, recorded.loops):
         return "how loops end"
-    if not _same(template._result, recorded.returned):
+    if not _same(template._result, recorded.returned) or _places(template.decided) != _places(recorded.decided):
         return "the result"
     if template.after.num_nodes != recorded.after.num_nodes or not _same(
         template.after.structure, recorded.after.structure
     ):
         return "the state that is kept"
     return None
+
+
+def _places(decided: Recorded | None) -> Any:
+    return None if decided is None else (tuple(decided.values.values()), tuple(decided.collections.values()))
 
 
 def _same_values(one: Any, other: Any) -> bool:

@@ -42,9 +42,27 @@ def tree(leaves: Any, *parts: TreeCalls) -> Any:
     given = [(part, integers(part.cell, part.children, CHILDREN)) for part in parts]
     if len(given) > 1:
         given = [(part, children) for part, children in given if children.shape[:1] != (0,)] or given[:1]
+    if scope.decisions is not None:
+        scope, leaves, given = _placed(scope, leaves, given)
     states = _states(scope, leaves, given[0][0])
     outputs = scope.recorder.mixed_tree(states, [_part(scope, part, children, states) for part, children in given])
     return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _placed(
+    scope: UnfoldingScope, leaves: Any, given: Sequence[tuple[TreeCalls, NodeArray]]
+) -> tuple[UnfoldingScope, Any, list[tuple[TreeCalls, NodeArray]]]:
+    """Return the scope that a tree goes to, and its sequences there."""
+    first, several = given[0][0], leaves if isinstance(leaves, tuple) else (leaves,)
+    asked = [(first.cell, len(first.inputs) + k, leaf, True) for k, leaf in enumerate(several)]
+    asked += [(part.cell, port, one, True) for part, _ in given for port, one in enumerate(part.inputs)]
+    scope, placed = scope.decisions.place(asked)
+    at, made = len(several), list[tuple[TreeCalls, NodeArray]]()
+    for part, children in given:
+        end = at + len(part.inputs)
+        made.append((TreeCalls(part.cell, part.places, part.children, tuple(placed[at:end])), children))
+        at = end
+    return scope, tuple(placed[: len(several)]), made
 
 
 def _states(scope: UnfoldingScope, leaves: Any, first: TreeCalls) -> list[SequenceArgument]:

@@ -15,7 +15,9 @@ from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES, Recorder
 from batchmaker.graph.values import Value, ValueSequence
 from batchmaker.model.cell import Cell
+from batchmaker.model.decisions import picked
 from batchmaker.model.model import Model
+from batchmaker.model.region_recorder import Recorded
 from batchmaker.model.scope import CellTypes, OpenLoop, UnfoldingScope, current_scope
 from batchmaker.model.sequence_state import NOTHING_KEPT, KeptState, keep
 from batchmaker.model.stand_ins import StandIn
@@ -45,7 +47,7 @@ class Unfolding:
 
     After `start` and each `resume`: `graph` is the new part, `open` tells whether the function waits, `awaited` lists
     the (node, output) it waits for, `dropped` the nodes it can no longer use. `after`, once it has ended: the state of
-    the sequence if this request is answered.
+    the sequence if this request is answered. `decided`, then: its decisions by computed values, if any.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Unfolding:
         waits = _waits(getattr(type(model), self._function))
         self._recorder = Recorder(max_nodes, holds_values=waits, num_kept=0 if before is None else before.num_nodes)
         self._scope = UnfoldingScope(self._recorder, types)
+        self._recorder.pick = picked
         self._yielded: Any = None
         self._streamed: list[Any] = []
         self._result: Any = None
@@ -75,6 +78,7 @@ class Unfolding:
         self.open = False
         self.awaited: list[tuple[int, int]] = []
         self.after = NOTHING_KEPT
+        self.decided: Recorded | None = None
 
     @property
     def loops(self) -> dict[int, OpenLoop]:
@@ -147,7 +151,7 @@ class Unfolding:
     @property
     def returns_kept(self) -> bool:
         """Whether the result contains values that were kept from an earlier request of the sequence."""
-        if self._before is None or self._before.num_nodes == 0:
+        if self._before is None or self._before.num_nodes == 0 or self.decided is not None:
             return False
         first = self._before.num_nodes
         return any(
@@ -162,12 +166,19 @@ class Unfolding:
     @property
     def streamed_sequence(self) -> ValueSequence | None:
         """The sequence whose elements stream to the caller as they are computed, if the result is one."""
-        return self._result if isinstance(self._result, ValueSequence) else None
+        is_plain = isinstance(self._result, ValueSequence) and self.decided is None
+        return self._result if is_plain else None
+
+    @property
+    def streamed_collection(self) -> int | None:
+        """The number of the collection whose elements stream to the caller as they come, if the result is one."""
+        is_decided = isinstance(self._result, ValueSequence) and self.decided is not None
+        return self.decided.collections.get(self._result) if is_decided and self.decided is not None else None
 
     @property
     def streams_result(self) -> bool:
         """Whether nothing streams before the end, so the stream consists of the result alone."""
-        return self._generator is None and self.streamed_sequence is None
+        return self._generator is None and self.streamed_sequence is None and self.streamed_collection is None
 
     def close(self) -> None:
         """Let the function clean up, if it is waiting."""
@@ -206,16 +217,24 @@ class Unfolding:
                     "chunk's result, and what the next chunk gets as its state"
                 )
             result, state = result
-            self.after = keep(state, self._recorder)
+            self.after = keep(state, self._recorder, self._scope.decisions)
+        decisions = self._scope.decisions
         self._result = result
         if type(result) is Value or type(result) is ValueSequence:
-            self._recorder.fetch(result)
+            if decisions is None or not decisions.returns(result):
+                self._recorder.fetch(result)
         else:
             for handle in handles(result):
-                self._recorder.fetch(handle)
+                if decisions is None or not decisions.returns(handle):
+                    self._recorder.fetch(handle)
         self.open = False
         self.awaited = []
+        if decisions is not None:
+            self.decided, self._scope.decisions = decisions.recorded(), None
         self.graph = self._recorder.take_last()
+        if self.decided is not None:
+            self.graph.region, self.graph.held = self.decided.region, self.decided.held
+            self.graph.keeps = self.decided.kept
 
     @property
     def _name(self) -> str:

@@ -119,6 +119,13 @@ class GraphAdmission:
         self._numbers = SubgraphNumbers(arena, node_by_node=node_by_node)
         self._copies = GraphCopies(arena, keeps_sources=plan_rows)
 
+    def elsewhere(self, arena: Arena) -> GraphAdmission:
+        """Return an admission by the same rules into another arena, without cell types."""
+        return GraphAdmission(
+            arena, self._tables, plan_rows=self._plan_rows, node_by_node=self._numbers.node_by_node,
+            own_type_follows=self._own_type_follows,
+        )  # fmt: skip
+
     def add_type(self, cell: CellType) -> RowPool:
         """Add a cell type; return its row pool."""
         pool = self._tables.pool(cell)

@@ -69,7 +69,7 @@ def _fits(free: Ids, counts: Ids, kind: int, links: Ids, wanted: Ids) -> bool:
 
 
 @compiled_inline
-def _has_room(state: State, forms: Forms, numbers: Ids) -> bool:
+def has_room(state: State, forms: Forms, numbers: Ids) -> bool:
     """Whether all tables have room for copies of these forms."""
     free, counts, types = state.free, state.counts, state.types
     sizes, places = np.ones((4, len(numbers)), np.int64), np.zeros(types.shape[1], np.int64)
@@ -153,7 +153,7 @@ def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: 
     their slots, and the first nodes of their graphs; with no columns, and nothing changed, if some table lacks room.
     """
     state, forms = state_at(addresses), forms_at(forms_addresses)
-    if not (_has_room(state, forms, numbers) and _has_slots(state, len(ids))):
+    if not (has_room(state, forms, numbers) and _has_slots(state, len(ids))):
         return np.empty((2, 0), np.int64)
     slots = _take_slots(state, ids, ranks)
     bases = _begin(state, forms, slots, numbers)
@@ -176,6 +176,6 @@ def wait(addresses: Ids, ids: Ids, ranks: Ids) -> Ids:
 def begin(addresses: Ids, forms_addresses: Ids, slots: Ids, numbers: Ids) -> Ids:
     """Let requests begin that wait; see `arrive`. Returns the first nodes of their graphs; none, if room lacks."""
     state, forms = state_at(addresses), forms_at(forms_addresses)
-    if not _has_room(state, forms, numbers):
+    if not has_room(state, forms, numbers):
         return np.empty(0, np.int64)
     return _begin(state, forms, slots, numbers)

@@ -243,6 +243,7 @@ class FailureKind(Enum):
     CELL = "cell"
     UNFOLD = "unfold"
     MEMORY = "memory"
+    NODES = "nodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +255,33 @@ class Fail:
     reason: str
 
 
-Command = Reserve | Admit | RunTask | Read | Reply | Fail
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Values have let more nodes begin: the nodes below `num_nodes` may run from now on."""
+
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """A `while_loop` of a request has collected the output of a node, which is done: for its collection `number`."""
+
+    request: RequestId
+    number: int
+    node: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The last decision of a request is made. outputs: (node, output) of each output of its region."""
+
+    request: RequestId
+    outputs: tuple[tuple[int, int], ...]
+    num_nodes: int
+
+
+Command = Reserve | Admit | RunTask | Read | Reply | Fail | Begun | Collect | Decided
 """The driver must carry out commands in the order in which they come."""
 
 

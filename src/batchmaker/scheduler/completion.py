@@ -49,12 +49,13 @@ class Completion:
 
     def retired(
         self, event: StepsFinished, entry: TaskEntry, found: Nodes, counts: Sequence[int], answered: bool
-    ) -> tuple[Nodes, list[RequestId], list[tuple[RequestId, str]], list[Read]]:
+    ) -> tuple[Nodes, list[RequestId], list[tuple[RequestId, str]], list[Read], Nodes]:
         """Update what is not in the tables after steps were retired there. found, answered: see `retire`; counts: the
         first of `found`.
 
         Returns the slots of requests without work left; if they are answered, their numbers; (request, reason) of rows
-        for which the cell raised; and outputs that were asked for while their nodes were on the worker.
+        for which the cell raised; outputs that were asked for while their nodes were on the worker; and the nodes that
+        are done: single nodes, and the last of runs.
         """
         state, arena, run = self._state, self._state.arena, entry.run
         num_over, num_dying, num_done, num_stopped = counts[:RETIRED]
@@ -65,13 +66,14 @@ class Completion:
         if num_stopped and state.observed:
             stops = found[at + num_done : at + num_done + 2 * num_stopped].reshape(2, num_stopped)
             state.stopped(run.type_id, stops[0], stops[1] + 1, run.nodes)
-        reads = self._finish_late(found[at : at + num_done]) if state.attached else []
+        done = found[at : at + num_done]
+        reads = self._finish_late(done) if state.attached else []
         failed = list[tuple[RequestId, str]]()
         for position, reason in event.failed:
             slot = int(arena.request[run.nodes[position]])
             if arena.is_alive(slot):
                 failed.append((state.id_of(slot), reason))
-        return over, ids, failed, reads
+        return over, ids, failed, reads, done
 
     def _free_unused(self, nodes: Nodes) -> None:
         """Free the rows of those of these nodes that have no readers left and are not held."""
@@ -198,6 +200,12 @@ class Completion:
         for chunk, end, count in zip(chunks, ends.tolist(), counts, strict=True):
             chunk.kept = kept[end - count : end]
         arena.uses[kept[is_fresh]] += 1
+
+    def keep_decided(self, slot: int, nodes: Sequence[int]) -> None:
+        """Let the sequence of a request keep these nodes, too, behind those that were known when it began."""
+        chunk, more = self._state.chunks[slot], np.array(nodes, np.int64)
+        chunk.kept = more if chunk.kept is None else np.concatenate((chunk.kept, more))
+        self._state.arena.uses[more] += 1
 
     def keep(self, answered: Nodes) -> list[Reserve]:
         """Store the nodes that the sequences of these computed requests keep; see SequenceStore.put.

@@ -182,15 +182,26 @@ class GraphCopies:
     def forms_of(self, events: Sequence[RequestArrived]) -> list[GraphForm] | None:
         """Return the forms of these requests' graphs.
 
-        None if one is not known, empty or of a sequence, or if its unfold function waits.
+        None if one is not known, empty or of a sequence, or if it may get more nodes.
         """
         forms, found = self._forms, list[GraphForm]()
         for event in events:
             form = forms.get(id(event.graph))
             if form is None or not event.graph.num_nodes or event.open or event.sequence is not None:
                 return None
+            if event.graph.region is not None:
+                return None
             found.append(form)
         return found
+
+    def number_of(self, graph: CellGraph) -> int:
+        """Return the number of a known graph's form."""
+        return self._forms[id(graph)].number
+
+    def counts_of(self, form: int) -> list[int]:
+        """Return, of a form, its first local number, and its numbers of nodes, subgraphs and edges."""
+        counts: list[int] = self._counts.columns[:, form].tolist()
+        return counts
 
     def known(self, graphs: Sequence[CellGraph], slots: Ids, kept_bases: Ids, begin: int) -> list[GraphForm]:
         """Return the forms of the graphs from `begin` on, up to the first that must be admitted as a new one.

@@ -17,12 +17,24 @@ from numpy.typing import NDArray
 
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.recorder import DEFAULT_MAX_NODES
 from batchmaker.graph.spec import CellType
 from batchmaker.policies.ageing import AGED_EVERY, PATIENCE
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.order import READY_SHARE
 from batchmaker.scheduler.batching import TASKS_WORTH, Batcher
-from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Grow, Reply, always
+from batchmaker.scheduler.commands import (
+    Admit,
+    Begun,
+    Collect,
+    Command,
+    Decided,
+    Fail,
+    FailureKind,
+    Grow,
+    Reply,
+    always,
+)
 from batchmaker.scheduler.completion import Completion
 from batchmaker.scheduler.copies import GraphForm
 from batchmaker.scheduler.events import (
@@ -40,16 +52,20 @@ from batchmaker.scheduler.events import (
     TimePassed,
     WorkerId,
 )
+from batchmaker.scheduler.frames import Frames
 from batchmaker.scheduler.layout import (
     BASE,
     ID,
+    NODES,
     NOWHERE,
     NUM_NODES,
     OPEN,
+    OWNS,
     STEPS_ON,
 )
 from batchmaker.scheduler.leave import end_those_done
 from batchmaker.scheduler.memory import fitting, largest_holder
+from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.priorities import usual_rank
 from batchmaker.scheduler.rows import NoMemoryError
 from batchmaker.scheduler.state import NO_NODES, SchedulerState, TaskEntry
@@ -85,6 +101,7 @@ class Scheduler(View):
     - plan_rows: False if nothing is computed: steps say which nodes run together, not where values are.
     - aged_every: one turn of so many goes to who has waited longest, whatever its priority, in the waiting line, among
       the ready nodes of a type, and among types where priorities order them; None: priorities are strict.
+    - max_nodes: the most nodes of a request that decides by values.
     """
 
     def __init__(
@@ -101,6 +118,7 @@ class Scheduler(View):
         patience: int = PATIENCE,
         grow: Grow = always,
         aged_every: int | None = AGED_EVERY,
+        max_nodes: int = DEFAULT_MAX_NODES,
     ) -> None:
         follows = policy.node_by_node and policy.weighs_tasks and task_s > 0 and num_workers == 1
         state = SchedulerState(
@@ -121,6 +139,7 @@ class Scheduler(View):
         state.arena.budget_s[0, 0] = min(policy.budget_s, TASKS_WORTH * task_s) if weighs else policy.budget_s
         self._completion = Completion(state)
         self._copies = state.admission.copies
+        self._frames = Frames(state, max_nodes)
         self._next_task = 0
 
     # --- interface for drivers -----------------------------------------------------------------------------
@@ -189,8 +208,13 @@ class Scheduler(View):
     def _is_plain(self, event: StepsFinished) -> bool:
         """Whether nothing has to be done in Python between these steps and the next task."""
         state = self._state
-        has_more = event.failed or state.chunks or state.attached or len(state.dying)
+        has_more = event.failed or state.chunks or state.attached or len(state.dying) or self._frames.slots
         return not (has_more or state.depths is not None or (state.frontiers is not None and state.frontiers.kept))
+
+    @property
+    def decides(self) -> bool:
+        """Whether requests in flight may decide by values, so that StepsFinished must bring these."""
+        return bool(self._frames.slots)
 
     def decide(self, answered: Sequence[SequenceId], unanswered: Sequence[SequenceId]) -> None:
         """Say which of the sequences whose requests had a Reply got their results; the others keep what they kept.
@@ -218,6 +242,7 @@ class Scheduler(View):
         if cell.type_id != len(self._state.types):
             raise InvariantError(f"cell types are numbered in order; got {cell.type_id} after {len(self._state.types)}")
         self._state.add_type(cell)
+        self._frames.add_type(cell)
         self.cells.append(cell)
         self._asks = self._policy.is_asked(len(self.cells))
 
@@ -380,6 +405,7 @@ class Scheduler(View):
         if state.frontiers is not None:
             state.frontiers.admit(admitted.extents[[BASE, NUM_NODES]].T, admitted.waiting_sources)
         self._completion.release(admitted.ready[0] if len(admitted.ready) == 1 else np.concatenate(admitted.ready))
+        self._begin_regions(graphs, slots, bases, kept_bases, commands)
 
     def _turn(
         self, commands: list[Command], finished: StepsFinished | None = None, arrivals: Sequence[RequestArrived] = (),
@@ -394,7 +420,8 @@ class Scheduler(View):
         task, first, end, stopped, answer, busy_s = NO_STEPS, 0, 0, NEVER, False, 0.0
         if finished is not None:
             entry, first, end = self._completion.entry_of(finished), finished.first, finished.end
-            task, busy_s, answer = entry.steps, finished.busy_s, not (finished.failed or state.chunks or state.attached)
+            has_more = finished.failed or state.chunks or state.attached or self._frames.slots
+            task, busy_s, answer = entry.steps, finished.busy_s, not has_more
             stopped = NEVER if finished.stopped is None else np.array(finished.stopped, np.bool_)
             if busy_s > 0:
                 run, step_s = entry.run, busy_s / (end - first)
@@ -440,16 +467,80 @@ class Scheduler(View):
         commands: list[Command],
     ) -> None:  # fmt: skip
         """Answer the requests that steps have finished, and end those that they failed."""
-        over, ids, failed, reads = self._completion.retired(event, entry, found, counts, answer)
+        over, ids, failed, reads, done = self._completion.retired(event, entry, found, counts, answer)
         commands += reads
         for request, reason in failed:
             self._end_request(request, FailureKind.CELL, reason, commands)
+        if self._frames.slots:
+            self._frames.note_values(event.values)
+            over = np.concatenate((over, self._decide(done, commands)))
         if not answer:
             self._reply_if_done(over, commands)
         elif ids:
             self._answered(over, ids, commands)
         if len(self._state.dying):
             self._completion.bury()
+
+    # --- decisions by values -----------------------------------------------------------------------------------
+
+    def _begin_regions(
+        self, graphs: Sequence[CellGraph], slots: Sequence[int], bases: Sequence[int], kept_bases: Sequence[int],
+        commands: list[Command],
+    ) -> None:  # fmt: skip
+        """Let the regions of those of these requests begin that have one."""
+        arena, deciding = self._state.arena, [i for i, graph in enumerate(graphs) if graph.region is not None]
+        if not deciding:
+            return
+        own = [slots[i] for i in deciding]
+        arena.requests[OPEN, own] = arena.requests[OWNS, own] = 1
+        for i in deciding:
+            held = np.array(graphs[i].held, np.int64)
+            np.add.at(arena.held, held[held >= graphs[i].first] + bases[i] - graphs[i].first, 1)
+        if self._state.watched is not None:
+            self._state.watched.keep()
+        self._frames.begin(
+            own, [graphs[i] for i in deciding], [bases[i] for i in deciding], [kept_bases[i] for i in deciding]
+        )
+        self._decide(NO_NODES, commands)
+
+    def _decide(self, done: Slots, commands: list[Command]) -> Slots:
+        """Let regions go on as the values of these nodes say, which are done.
+
+        Returns the slots of the requests whose last decision is made.
+        """
+        state, said = self._state, self._frames.decide(done)
+        commands += said.reserves
+        if said.begun.shape[1]:
+            slots, forms, bases = said.begun
+            graphs = [self._frames.patterns[form] for form in forms.tolist()]
+            commands.append(Begun(int(state.arena.counts[NODES])))
+            if state.observed or self._urgency is not None:
+                self._note_begun(slots, bases, graphs)
+        for slot, number, node, output in said.collected:
+            commands.append(Collect(state.id_of(slot), number, node, output))
+        for slot, outputs in said.finished:
+            num_nodes = sum([extent.num_nodes for extent in state.own_extents(slot)])
+            commands.append(Decided(state.id_of(slot), tuple(outputs), num_nodes))
+            if slot in state.chunks:
+                self._completion.keep_decided(slot, [outputs[place][0] for place in self._frames.keeps.pop(slot, ())])
+        if state.watched is not None and said.finished:
+            state.watched.decided([slot for slot, _ in said.finished])
+        for slot, kind, reason in said.failed:
+            self._end(slot, kind, reason, commands)
+        return np.array([slot for slot, _ in said.finished], np.int64)
+
+    def _note_begun(self, slots: Slots, bases: Slots, graphs: Sequence[CellGraph]) -> None:
+        """Tell what policies read about nodes that have begun."""
+        state, counts = self._state, [graph.num_nodes for graph in graphs]
+        if state.watched is not None:
+            state.watched.begun(slots, graphs)
+        if state.frontiers is not None:
+            state.frontiers.admit(np.stack((bases, np.array(counts)), axis=1), ())
+        for slot, base, graph in zip(slots.tolist(), bases.tolist(), graphs, strict=True):
+            if state.depths is not None:
+                state.depths.admit(slot, graph, [Extent(0, base, graph.num_nodes, 0, 0)])
+            if self._urgency is not None:
+                self._urgency.more_work(slot, graph)
 
     # --- endings ---------------------------------------------------------------------------------------------
 
@@ -469,6 +560,8 @@ class Scheduler(View):
         state = self._state
         for request in ids:
             del state.requests[request]
+        if self._frames.slots:
+            self._frames.leave(slots.tolist())
         if state.observed:
             gone = slots.tolist()
             if state.watched is not None:
@@ -489,6 +582,7 @@ class Scheduler(View):
         state.leave((slot,))
         if slot in state.line:
             state.line.leave(slot)
+        self._frames.forget(slot)
         self._completion.kill(slot)
         commands.append(Fail(request, kind, reason))
 

@@ -95,6 +95,7 @@ class StepsFinished:
     - stopped: [positions of these steps] whether the value was seen that ends an open-ended run. None if these steps
       have no such run.
     - failed: (position, reason) of the rows for which the cell raised. The other rows are good.
+    - values: (output, nodes, values) that have come to the host and that decisions may look at.
     - busy_s: seconds that the worker needed for these steps; 0 if not known.
     """
 
@@ -105,6 +106,7 @@ class StepsFinished:
     stopped: NDArray[np.bool_] | None = None
     failed: tuple[tuple[int, str], ...] = ()
     busy_s: float = 0.0
+    values: tuple[tuple[int, NDArray[np.int64], NDArray[np.int64]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class SubgraphNumbers:
 
     def __init__(self, arena: Arena, *, node_by_node: bool = False) -> None:
         self._arena = arena
-        self._node_by_node = node_by_node
+        self.node_by_node = node_by_node
 
     def assign(
         self, graphs: Sequence[CellGraph], nodes: Ids, bases: list[int], places: list[int]
@@ -78,7 +78,7 @@ class SubgraphNumbers:
         for i, graph in enumerate(graphs):
             shift = places[i] - graph.first
             if not graph.plain:
-                of_nodes, count = split(graph, node_by_node=self._node_by_node)
+                of_nodes, count = split(graph, node_by_node=self.node_by_node)
                 split_by_edges.append((i, of_nodes))
                 num_subgraphs.append(count)
                 continue
@@ -86,7 +86,7 @@ class SubgraphNumbers:
             for part in graph.parts:
                 at = part.first + shift
                 if isinstance(part, NodeBlock):
-                    size, together = len(part.types), part.connected and not self._node_by_node
+                    size, together = len(part.types), part.connected and not self.node_by_node
                     segments.append((at, size, together, int(part.types[0]), False, False))
                 else:
                     size, together = part.length, True

@@ -50,9 +50,13 @@ class WatchedRequests:
     @property
     def table(self) -> RequestTable:
         """The table, with a row for each request that has not left."""
+        self.keep()
+        return self._table
+
+    def keep(self) -> None:
+        """Enter all requests from now on, until none is left."""
         if not self.is_kept:
             self._fill()
-        return self._table
 
     def _fill(self) -> None:
         """Enter all requests that have no row yet."""
@@ -70,7 +74,8 @@ class WatchedRequests:
 
     def _enter(self, slot: int, event: RequestArrived) -> None:
         deadline_s = math.inf if event.deadline_s is None else event.deadline_s
-        self._table.enter(slot, event.at_s, deadline_s, event.model, event.priority, is_open=event.open)
+        is_open = event.open or event.graph.region is not None
+        self._table.enter(slot, event.at_s, deadline_s, event.model, event.priority, is_open=is_open)
         self._table.add_work(slot, work_of(event.graph))
 
     def add_type(self) -> None:
@@ -114,6 +119,20 @@ class WatchedRequests:
         table.add_work(slot, work_of(graph))
         for run in graph.runs:
             table.note_run(run.type_id, may_stop=run.open_ended)
+
+    def begun(self, slots: Nodes, graphs: Sequence[CellGraph]) -> None:
+        """Note that requests have got one more of these graphs each, as values decided."""
+        table = self.table
+        table.changes += 1
+        for graph in {id(graph): graph for graph in graphs}.values():
+            mine, work = slots[[other is graph for other in graphs]], work_of(graph)
+            for type_id, nodes in zip(work.types.tolist(), work.nodes.tolist(), strict=True):
+                np.add.at(table.left[:, type_id], mine, nodes)
+                table.type_model[type_id] = table.model[mine[0]]
+
+    def decided(self, slots: Sequence[int]) -> None:
+        """Note that these requests will get no more graphs."""
+        self.table.open[list(slots)] = False
 
     def submitted(self, slots: Nodes, type_id: int) -> None:
         """Note that one node of this type of each of these requests is on a worker; slots may repeat.

@@ -1,0 +1,327 @@
+"""Lines of models that decide by computed values: an early exit, experts, a transducer; over one by one and by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import batchmaker as bm
+from engine_cost.hand_server import Batches, Run, in_batches, run_all
+from engine_cost.measuring import Row, Settings, at_rate, compared, interleaved, per_second, say
+
+WIDTH: Final = 256
+CLASSES: Final = 10
+LAYERS: Final = 6
+EXPERTS: Final = 4
+SYMBOLS: Final = 60
+MOST: Final = 64
+BLANK: Final = 0
+AT_HALF: Final = {"early exit": 1.5, "experts": 1.5, "RNN-T": 1.3}
+
+Alone = Callable[[Any], Any]
+
+
+# --- early exit ------------------------------------------------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    """h -> h, label, whether it is sure enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+        with torch.no_grad():
+            self.head.weight *= 2.5
+            self.down.weight *= 3
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = h + self.down(nn.functional.gelu(self.up(self.norm(h))))
+        sure, label = self.head(h).softmax(-1).max(-1)
+        return h, label, sure > 0.6
+
+
+class EarlyExit(bm.Model):
+    """A request leaves after the first of its layers that is sure."""
+
+    def __init__(self) -> None:
+        self.blocks = [bm.Cell(Layer(), max_batch=MOST, priority=k) for k in range(LAYERS)]
+        self.example_request = torch.zeros(WIDTH)
+
+    def unfold(self, h: Any) -> Any:
+        return self.after(0, h)
+
+    def after(self, number: int, h: Any) -> Any:
+        """Return the label of the first layer from `number` on that is sure."""
+        h, label, sure = self.blocks[number](h)
+        if number == LAYERS - 1:
+            return label
+        return bm.cond(sure, lambda: label, lambda: self.after(number + 1, h))
+
+    def alone(self, h: Tensor) -> int:
+        h = h[None]
+        for cell in self.blocks:
+            h, label, sure = cell.module(h)
+            if sure[0]:
+                break
+        return int(label[0])
+
+    def by_hand(self, requests: Sequence[Tensor]) -> list[int]:
+        h, live, found = torch.stack(list(requests)), torch.arange(len(requests)), torch.zeros(len(requests)).long()
+        for cell in self.blocks:
+            h, label, sure = cell.module(h)
+            found[live] = label
+            h, live = h[~sure], live[~sure]
+            if not len(live):
+                break
+        return found.tolist()
+
+
+# --- experts ---------------------------------------------------------------------------------------------------------
+
+
+class Router(nn.Module):
+    """x -> the expert for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choose = nn.Linear(WIDTH, EXPERTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.choose(x).argmax(-1)
+
+
+class Expert(nn.Module):
+    """x -> x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+class Experts(bm.Model):
+    """Three layers; in each a request goes to one of four experts."""
+
+    def __init__(self) -> None:
+        self.routers = [bm.Cell(Router(), max_batch=MOST) for _ in range(3)]
+        self.experts = [[bm.Cell(Expert(), max_batch=MOST) for _ in range(EXPERTS)] for _ in range(3)]
+        self.example_request = torch.zeros(WIDTH)
+
+    def unfold(self, x: Any) -> Any:
+        for router, experts in zip(self.routers, self.experts, strict=True):
+            x = bm.switch(router(x), [lambda cell=cell, x=x: cell(x) for cell in experts])
+        return x
+
+    def alone(self, x: Tensor) -> Tensor:
+        x = x[None]
+        for router, experts in zip(self.routers, self.experts, strict=True):
+            x = experts[int(router.module(x)[0])].module(x)
+        return x[0]
+
+    def by_hand(self, requests: Sequence[Tensor]) -> list[Tensor]:
+        x = torch.stack(list(requests))
+        for router, experts in zip(self.routers, self.experts, strict=True):
+            chosen, following = router.module(x), torch.empty_like(x)
+            for number, cell in enumerate(experts):
+                mine = chosen == number
+                if mine.any():
+                    following[mine] = cell.module(x[mine])
+            x = following
+        return list(x)
+
+
+# --- a transducer ----------------------------------------------------------------------------------------------------
+
+
+class Encode(nn.Module):
+    """One step of the encoder: frame, h, c -> h, c."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(80, WIDTH)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cell(x, (h, c))
+
+
+class Predict(nn.Module):
+    """One step of the predictor: symbol, h, c -> h, c."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.cell = nn.Embedding(SYMBOLS, WIDTH), nn.LSTMCell(WIDTH, WIDTH)
+
+    def forward(self, symbol: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cell(self.embed(symbol), (h, c))
+
+
+class Join(nn.Module):
+    """encoded, g, t, symbol, length -> t, symbol, whether it goes on, whether it emits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, SYMBOLS)
+        with torch.no_grad():
+            self.out.weight *= 3
+            self.out.bias[BLANK] = 1.5
+
+    def forward(
+        self, encoded: Tensor, g: Tensor, t: Tensor, symbol: Tensor, length: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        found = self.out(torch.tanh(self.left(encoded) + self.right(g))).argmax(-1)
+        emits = found != BLANK
+        t = t + (~emits).long()
+        return t, torch.where(emits, found, symbol), t < length, emits
+
+
+class Place(NamedTuple):
+    """Where a transducer is."""
+
+    t: Any
+    symbol: Any
+    h: Any
+    c: Any
+    going: Any
+    emits: Any
+
+
+class Transducer(bm.Model):
+    """RNN-T, greedy: an LSTM over frames, a predictor over symbols, and a joint network that decides."""
+
+    def __init__(self) -> None:
+        self.encode = bm.Cell(Encode(), max_batch=MOST)
+        self.predict = bm.Cell(Predict(), max_batch=MOST, priority=1)
+        self.join = bm.Cell(Join(), max_batch=MOST, priority=1)
+        self.example_request = torch.zeros(3, 80)
+
+    def unfold(self, frames: Any) -> Any:
+        encoded, length = self.encode.run(frames)[0].steps, len(frames)
+
+        def body(at: Place) -> Place:
+            t, symbol, going, emits = self.join(encoded.at(at.t), at.h, at.t, at.symbol, length)
+            h, c = bm.cond(emits, lambda: self.predict(symbol, at.h, at.c), lambda: (at.h, at.c))
+            return Place(t, symbol, h, c, going, emits)
+
+        h, c = self.predict.run([BLANK])
+        start = Place(0, BLANK, h, c, True, False)
+        last = bm.while_loop(lambda s: s.going, body, start, max_steps=5 * length, collect=lambda s: s.emits)
+        return last.symbol.steps
+
+    def _encoded(self, frames: Tensor) -> Tensor:
+        cell = self.encode.module.cell
+        h = c = torch.zeros(frames.shape[1], WIDTH)
+        found = []
+        for x in frames:
+            h, c = cell(x, (h, c))
+            found.append(h)
+        return torch.stack(found)
+
+    def alone(self, frames: Tensor) -> list[int]:
+        return self.by_hand([frames])[0]
+
+    def by_hand(self, requests: Sequence[Tensor]) -> list[list[int]]:
+        """All utterances side by side; who is at its end is taken out, and the predictor runs for those that emit."""
+        count, lengths = len(requests), torch.tensor([len(x) for x in requests])
+        encoded = self._encoded(nn.utils.rnn.pad_sequence(list(requests)))
+        zeros = torch.zeros(count, WIDTH)
+        h, c = self.predict.module(torch.zeros(count).long(), zeros, zeros)
+        t, symbol, steps = torch.zeros(count).long(), torch.zeros(count).long(), torch.zeros(count).long()
+        live, written = torch.arange(count), [list[int]() for _ in requests]
+        while len(live):
+            t, symbol, going, emits = self.join.module(encoded[t, live], h, t, symbol, lengths[live])
+            which = emits.nonzero()[:, 0]
+            if len(which):
+                h[which], c[which] = self.predict.module(symbol[which], h[which], c[which])
+                for row, found in zip(live[which].tolist(), symbol[which].tolist(), strict=True):
+                    written[row].append(found)
+            steps += 1
+            going &= steps < 5 * lengths[live]
+            if not going.all():
+                t, symbol, h, c, live, steps = t[going], symbol[going], h[going], c[going], live[going], steps[going]
+        return written
+
+
+# --- the lines -------------------------------------------------------------------------------------------------------
+
+
+def exits(settings: Settings) -> Iterator[Row]:
+    """An early exit after any of six layers of 256: over one by one, and over batches by hand."""
+    requests = list(torch.randn(settings.of(500, 60), WIDTH, generator=torch.Generator().manual_seed(1)))
+    yield from _lines(settings, "early exit", EarlyExit, requests, 5.0)
+
+
+def experts(settings: Settings) -> Iterator[Row]:
+    """Three layers of four experts of 256, one for each request: over one by one, and over batches by hand."""
+    requests = list(torch.randn(settings.of(500, 60), WIDTH, generator=torch.Generator().manual_seed(1)))
+    yield from _lines(settings, "experts", Experts, requests, 5.0)
+
+
+def transducer(settings: Settings) -> Iterator[Row]:
+    """RNN-T greedy, of 256, utterances of 20 to 80 frames: over one by one, and over batches by hand."""
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(20, 81, settings.of(500, 40)).tolist()
+    requests = [torch.from_numpy(draw.standard_normal((length, 80), np.float32)) for length in lengths]
+    yield from _lines(settings, "RNN-T", Transducer, requests, 4.0)
+
+
+@torch.no_grad()
+def _lines(
+    settings: Settings, work: str, build: Callable[[], Any], requests: Sequence[Tensor], target: float
+) -> Iterator[Row]:
+    torch.manual_seed(0)
+    model = build()
+    by_hand: Run = torch.no_grad()(model.by_hand)
+    batches = in_batches(sorted(requests, key=len), MOST, None)
+    few = requests[: settings.of(100, 20)]
+    with bm.Engine(model, threads=1) as engine:
+        for _ in range(3):
+            ours = engine.map(requests, progress=False)
+        _check(ours, [result for at in range(0, len(requests), MOST) for result in by_hand(requests[at : at + MOST])])
+        _check(ours[: len(few)], [model.alone(request) for request in few])
+        found = interleaved(
+            {
+                "ours": lambda: per_second(partial(engine.map, requests, progress=False), len(requests)),
+                "by hand": lambda: per_second(partial(run_all, by_hand, batches), len(requests)),
+                "alone": lambda: per_second(lambda: [model.alone(request) for request in few], len(few)),
+            },
+            settings.of(7, 2),
+        )
+        for name, baseline, wanted in (("alone", "one by one", target), ("by hand", f"batches by hand, {MOST}", 0.8)):
+            yield compared(
+                work, f"all waiting, over {name}", "requests/s", found["ours"], found[name], better="higher",
+                baseline=baseline, target=wanted,
+            )  # fmt: skip
+        rate, seconds = 0.5 * min(float(np.median(found[name])) for name in ("ours", "by hand")), settings.of(2.0, 0.5)
+        say(f"  {rate:.0f} requests/s")
+        server = Batches(by_hand, MOST)
+        try:
+            late = interleaved(
+                {
+                    "ours": at_rate(engine.submit, requests, rate, seconds),
+                    "theirs": at_rate(server.submit, requests, rate, seconds),
+                },
+                settings.of(5, 1),
+            )
+        finally:
+            server.close()
+        yield compared(
+            work, "p50 at half load", "ms", late["ours"][:, 0], late["theirs"][:, 0], better="lower",
+            baseline=f"batches by hand, {MOST}", target=AT_HALF[work], rate=rate,
+        )  # fmt: skip
+
+
+def _check(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
+    """Raise AssertionError unless the answers are the same, but for a request in a hundred: scores may be equal."""
+    alike = [
+        np.shape(np.asarray(a)) == np.shape(np.asarray(b)) and np.allclose(np.asarray(a), np.asarray(b), atol=1e-4)
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    assert np.mean(alike) >= 0.99, f"{len(alike) - sum(alike)} of {len(alike)} requests differ"

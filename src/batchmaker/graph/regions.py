@@ -1,0 +1,175 @@
+"""Regions: what a request computes depending on values, recorded once and begun as often as values decide.
+
+The whole request is a region; so is each branch of `cond` and `switch`, and the body of a `while_loop`. A region has
+*slots*, each for one output of a node, and *items*: segments, which are pieces of graph, and decisions. An item begins
+when all items that fill its slots have ended. A region contains no data of requests, so requests share it. The words
+are those of structured control flow in MLIR (region, branch, body).
+
+A region never changes once it is made. Equal regions are the same object; see `shared`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from numpy.typing import NDArray
+
+from batchmaker.graph.cell_graph import CellGraph
+
+ARGUMENT: Final = -3
+"""A source in a segment's graph: ARGUMENT - k is the segment's argument k."""
+NO_SLOT: Final = -1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Nodes that begin together. Their numbers in `graph` count from 0.
+
+    graph: None for the nodes of the request's own graph, which begin with the request. arguments: slots that nodes
+    read; see ARGUMENT. exports: (slot, node, output) that other items read. type_ids: of the arguments' producers are
+    not fixed, so their tables are found when the segment begins.
+    """
+
+    graph: CellGraph | None
+    arguments: tuple[int, ...]
+    exports: tuple[tuple[int, int, int], ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A region that may begin inside another. captured: (its own slot, slot outside) that are filled as it begins."""
+
+    region: Region
+    captured: tuple[tuple[int, int], ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`cond` or `switch`: the value in slot `index` says which branch begins; its outputs fill `results`.
+
+    is_cond: any value but 0 is the first of two branches. Otherwise values count from 0.
+    """
+
+    index: int
+    branches: tuple[Branch, ...]
+    results: tuple[int, ...]
+    is_cond: bool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """`while_loop`. Its slots `state` hold the state: at first that of `init`, then what the body last gave.
+
+    - going: slot of the value that says whether the body runs at all; NO_SLOT if it always does.
+    - body: its outputs are the state after it; then, if `tests`, whether it runs again; then, if `filters`, whether the
+      state is collected.
+    - limit: slot with the most iterations. progress: first of three slots of the loop's own.
+    - collected: (number of the collection, place in the state) that are told after each iteration.
+    """
+
+    going: int
+    body: Branch
+    state: tuple[int, ...]
+    init: tuple[int, ...]
+    limit: int
+    progress: int
+    tests: bool
+    filters: bool
+    collected: tuple[tuple[int, int], ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """`at`: slot `result` is filled with the element of a sequence that the value in slot `index` names.
+
+    first: slot of the sequence's first node and its output. count: slot with its length. step: from each node to the
+    next.
+    """
+
+    index: int
+    first: int
+    count: int
+    step: int
+    result: int
+
+
+Item = Segment | Choice | Loop | Pick
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """See the module.
+
+    - num_slots. items: in an order in which they can begin. follows: for each item, the items that wait for it.
+    - outputs: slots that whoever began it gets. constants: (slot, number). held: (slot, count, step) of the nodes that
+      its slots keep alive: `count` nodes from the one in the slot.
+    """
+
+    num_slots: int
+    items: tuple[Item, ...]
+    follows: tuple[tuple[int, ...], ...]
+    outputs: tuple[int, ...]
+    constants: tuple[tuple[int, int], ...]
+    held: tuple[tuple[int, int, int], ...]
+
+    @property
+    def num_needs(self) -> list[int]:
+        """For each item, how many items it waits for."""
+        needs = [0] * len(self.items)
+        for following in self.follows:
+            for item in following:
+                needs[item] += 1
+        return needs
+
+
+MOST_SHARED: Final = 4096
+_SHARED: Final[dict[object, Region]] = {}
+
+
+def shared(region: Region) -> Region:
+    """Return the region that stands for all regions equal to this one. Its inner regions are such already."""
+    key = (region.num_slots, tuple(map(_key, region.items)), region.outputs, region.constants, region.held)
+    if len(_SHARED) >= MOST_SHARED:
+        _SHARED.clear()
+    return _SHARED.setdefault(key, region)
+
+
+def _key(item: Item) -> object:
+    """Return what is equal for equal items."""
+    if isinstance(item, Segment):
+        return (Segment, None if item.graph is None else graph_key(item.graph), item.arguments, item.exports)
+    if isinstance(item, Choice):
+        return (Choice, item.index, tuple(map(_branch_key, item.branches)), item.results, item.is_cond)
+    if isinstance(item, Loop):
+        body = _branch_key(item.body)
+        parts = (item.going, item.state, item.init, item.limit, item.progress, item.tests, item.filters, item.collected)
+        return (Loop, body, *parts)
+    return (Pick, item.index, item.first, item.count, item.step, item.result)
+
+
+def _branch_key(branch: Branch) -> object:
+    return (id(branch.region), branch.captured)
+
+
+def graph_key(graph: CellGraph) -> object:
+    """Return what is equal for graphs of equal nodes, runs and fetches. The graphs have no data of a request."""
+    blocks = [(b.first, _bytes(b.types), _bytes(b.sources), _bytes(b.outputs), b.connected) for b in graph.blocks]
+    runs = [
+        (
+            run.type_id, run.first, run.length, run.init, run.open_ended,
+            tuple([None if column is None else (_bytes(column[0]), column[1]) for column in run.sequences]),
+        ) for run in graph.runs
+    ]  # fmt: skip
+    fetches = [(_bytes(fetch.nodes), fetch.output) for fetch in graph.fetches]
+    return (graph.num_nodes, tuple(blocks), tuple(runs), tuple(fetches), graph.plain)
+
+
+def _bytes(array: NDArray[Any]) -> tuple[object, ...]:
+    return (array.shape, array.tobytes())

@@ -1,0 +1,71 @@
+"""The states of loops and the results of branches: their leaves, and their forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import copy
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+import numpy as np
+from torch import Tensor
+
+from batchmaker.graph.values import Value, ValueSequence
+from batchmaker.model.stand_ins import StandIn
+
+_DATA: Final = (bool, int, float, np.ndarray, np.generic, Tensor)
+_PLAIN: Final = (type(None), bool, int, float, str, bytes)
+
+
+def flat(structure: Any) -> tuple[list[Any], Any]:
+    """Return the leaves of a structure, and its form: equal for structures of equal kinds."""
+    if type(structure) in (Value, ValueSequence, StandIn):
+        return [structure], None
+    if isinstance(structure, Mapping):
+        names, parts = tuple(structure), list(structure.values())
+        kind: Any = (type(structure), names)
+    elif isinstance(structure, list | tuple):
+        kind, parts = (type(structure), len(structure)), list(structure)
+    elif is_dataclass(structure) and not isinstance(structure, type):
+        kind, parts = type(structure), [getattr(structure, field.name) for field in fields(structure)]
+    else:
+        return [structure], None
+    found = [flat(part) for part in parts]
+    return [leaf for leaves, _ in found for leaf in leaves], (kind, *[form for _, form in found])
+
+
+def built(like: Any, leaves: Iterator[Any]) -> Any:
+    """Return a structure of the form of another, with these leaves."""
+    if type(like) in (Value, ValueSequence, StandIn):
+        return next(leaves)
+    if isinstance(like, Mapping):
+        return {name: built(part, leaves) for name, part in like.items()}
+    if isinstance(like, list | tuple):
+        parts = [built(part, leaves) for part in like]
+        return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
+    if is_dataclass(like) and not isinstance(like, type):
+        changed = copy(like)
+        for field in fields(like):
+            object.__setattr__(changed, field.name, built(getattr(like, field.name), leaves))
+        return changed
+    return next(leaves)
+
+
+def shown(form: Any) -> str:
+    """Name a form for messages."""
+    if form is None:
+        return "one value"
+    kind, *parts = form
+    if isinstance(kind, tuple) and isinstance(kind[1], tuple):
+        return "{" + ", ".join(f"{name}: {shown(part)}" for name, part in zip(kind[1], parts, strict=True)) + "}"
+    name = (kind[0] if isinstance(kind, tuple) else kind).__name__
+    return f"{name}({', '.join(map(shown, parts))})"
+
+
+def is_data(part: Any) -> bool:
+    return type(part) is StandIn or isinstance(part, _DATA)
+
+
+def is_alike(one: Any, other: Any) -> bool:
+    """Whether data is the same in two branches."""
+    return one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and bool(one == other))

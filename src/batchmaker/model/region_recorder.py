@@ -1,0 +1,533 @@
+"""Recording the decisions of an unfold function: regions, and the segments of graph in them.
+
+An unfold function runs once, before any value is known. So all branches and one iteration are recorded, each as a
+region of its own (`batchmaker.graph.regions`), and the scheduler begins copies of them when the values are there.
+`Decisions` collects the regions of one request: it sends each cell call to the segment that the call's arguments allow,
+and makes slots for what one segment or region reads of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final, cast, final
+
+import numpy as np
+from torch import Tensor, nn
+
+from batchmaker.errors import InvalidRequestError, ModelError
+from batchmaker.graph.misuse import at_line
+from batchmaker.graph.recorder import Recorder
+from batchmaker.graph.regions import (
+    ARGUMENT,
+    NO_SLOT,
+    Choice,
+    Loop,
+    Pick,
+    Region,
+)
+from batchmaker.graph.spec import ValueSpec
+from batchmaker.graph.values import Collected, HostValues, Output, Value, ValueSequence
+from batchmaker.model.arguments import column, sequence_of, single
+from batchmaker.model.cell import Cell
+from batchmaker.model.leaves import built, flat, is_alike, is_data, shown
+from batchmaker.model.open_regions import DECIDED, CollectionOrigin, DecidedOrigin, LoopParts, OpenRegion, Pieces
+from batchmaker.model.scope import UnfoldingScope
+from batchmaker.model.stand_ins import StandIn
+
+_WHOLE: Final = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64"))
+
+
+@final
+class Row(nn.Module):
+    """x -> x. Makes values of data that branches or iterations read, and copies of values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clone()
+
+
+Asked = tuple[Any, int, Any, bool]
+"""An argument of a call: the cell, the input, what is given, and whether it is a sequence with one element per call."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The decisions of a request.
+
+    - region: the request as a region.
+    - values: for each handle that the function returned and that is not of the request's own graph, its output of the
+      region; for a sequence, those of its elements. collections: for each handle of collected steps, the number of the
+      collection. kept: the outputs that the request's sequence keeps.
+    - held: nodes of the request's own graph that may be read later.
+    """
+
+    region: Region
+    values: Mapping[Any, int | tuple[int, ...]]
+    collections: Mapping[Any, int]
+    kept: tuple[int, ...]
+    held: tuple[int, ...]
+
+
+@final
+class Decisions:
+    """All regions of one request. scope: of its unfold function."""
+
+    def __init__(self, scope: UnfoldingScope) -> None:
+        self._scope = scope
+        self._recorder = scope.recorder
+        self._whole = self._now = OpenRegion(None)
+        self._regions = [self._whole]
+        self._pieces: dict[Any, Pieces] = {}
+        self._segment(frozenset(), scope)
+        self._wanted: list[tuple[OpenRegion, int]] = []  # their values must travel to the host
+        self._rows: dict[tuple[int, ValueSpec], tuple[Any, ValueSequence]] = {}  # the data stays alive, so do the ids
+        self._copies: dict[tuple[Pieces, int, int], Value] = {}
+        self._values: dict[Any, int | tuple[int, ...]] = {}
+        self._collections: dict[Any, int] = {}
+        self._kept: list[int] = []
+
+    # --- where values are ---------------------------------------------------------------------------------------------
+
+    def _segment(self, needs: frozenset[int], scope: UnfoldingScope | None = None) -> Pieces:
+        """Return the segment, of the region that is recorded now, of the nodes that wait for these decisions."""
+        region = self._now
+        found = region.segments.get(needs)
+        if found is None:
+            if scope is None:
+                recorder = Recorder(self._recorder.max_nodes)
+                recorder.pick = self._recorder.pick
+                scope = UnfoldingScope(recorder, self._scope.types)
+            found = region.segments[needs] = Pieces(region, scope.recorder, scope, needs)
+            self._pieces[scope.recorder] = found
+        return found
+
+    def _home(self, handle: Value | ValueSequence) -> OpenRegion:
+        """Return the region that a handle belongs to."""
+        origin = handle.of.origin
+        if isinstance(origin, DecidedOrigin) and origin.region is not None:
+            return origin.region
+        found = self._pieces.get(origin)
+        if found is None:
+            len(handle) if type(handle) is ValueSequence else None
+            raise InvalidRequestError(f"{at_line()}a handle belongs to another request")
+        return found.region
+
+    def _slot_of(self, value: Value) -> int:
+        """Return the slot of a value in the region that is recorded now; the value may be of a region outside."""
+        if value.ends_open_loop:
+            value = self._copy(value)
+        home = self._home(value)
+        if isinstance(value.of.origin, DecidedOrigin):
+            return self._inside(home, DECIDED - value.node)
+        return self._inside(home, self._pieces[value.of.origin].slot_of(value, value.node, 1, 1))
+
+    def _inside(self, home: OpenRegion, slot: int) -> int:
+        """Return the slot, in the region that is recorded now, for one of a region around it."""
+        for region in reversed(self._path_from(home)):
+            slot = region.captures(slot)
+        return slot
+
+    def _path_from(self, home: OpenRegion) -> list[OpenRegion]:
+        """Return the regions from the one that is recorded now to the one inside `home`; none if they are the same."""
+        path, at = list[OpenRegion](), self._now
+        while at is not home:
+            path.append(at)
+            if at.outside is None:
+                raise ModelError(
+                    f"{at_line()}a value of one branch or iteration is used outside it; return it from there"
+                )
+            at = at.outside
+        return path
+
+    def _span_of(self, sequence: ValueSequence) -> tuple[int, int, int]:
+        """Return the slots of a sequence's first node and of its length, and the step from each node to the next."""
+        len(sequence)
+        home = self._home(sequence)
+        pieces = self._pieces[sequence.of.origin]
+        if not isinstance(sequence.numbers, range) or not sequence.numbers or sequence.numbers.start <= ARGUMENT:
+            (sequence,) = pieces.recorder.map(self._row_type(sequence.spec), [sequence])
+        numbers = cast(range, sequence.numbers)
+        slot = pieces.slot_of(sequence, numbers.start, len(numbers), numbers.step)
+        return self._inside(home, slot), self._inside(home, home.constant(len(numbers))), numbers.step
+
+    def _needs_of(self, handle: Value | ValueSequence) -> frozenset[int]:
+        """Return the decisions, of the region that is recorded now, that a handle waits for."""
+        if self._path_from(self._home(handle)):
+            return frozenset()
+        origin = handle.of.origin
+        if isinstance(origin, DecidedOrigin):
+            return self._now.needs_of(DECIDED - cast(Value, handle).node)
+        return self._pieces[origin].needs
+
+    # --- where calls go -----------------------------------------------------------------------------------------------
+
+    def place(self, asked: Sequence[Asked], *, as_nodes: bool = True) -> tuple[UnfoldingScope, list[Any]]:
+        """Return the scope of the segment that a call goes to, and the call's arguments there.
+
+        as_nodes: sequences must consist of nodes of the segment.
+        """
+        handles = [handle for _, _, given, _ in asked for handle in _handles(given)]
+        pieces = self._segment(frozenset().union(*map(self._needs_of, handles)))
+        if pieces.recorder is self._recorder:
+            return pieces.scope, [given for _, _, given, _ in asked]
+        placed = list[Any]()
+        for cell, port, given, is_column in asked:
+            if given is None or type(given) is Value:
+                placed.append(given if given is None else self._here(pieces, given))
+                continue
+            known = self._scope.types.known(cell)
+            if not is_column:
+                placed.append(self._here(pieces, self._row(single(cell, given, known, port), given)))
+                continue
+            placed.append(self._sequence_here(pieces, cell, known, port, given, as_nodes=as_nodes))
+        return pieces.scope, placed
+
+    def _here(self, pieces: Pieces, value: Value) -> Value:
+        """Return a handle to a value inside a segment: an argument, unless it is computed there."""
+        if value.of.origin is pieces.recorder and not value.ends_open_loop:
+            return value
+        slot = self._slot_of(value)
+        if slot not in pieces.arguments:
+            made = Output(0, value.spec, pieces.recorder)
+            pieces.arguments[slot] = Value(ARGUMENT - len(pieces.arguments), made)
+            pieces.region.wait(pieces.item, (slot,))
+        return pieces.arguments[slot]
+
+    def _sequence_here(
+        self, pieces: Pieces, cell: Any, known: Any, port: int, given: Any, *, as_nodes: bool
+    ) -> ValueSequence:
+        """Return a sequence inside a segment. given: a sequence of values, or data."""
+        if type(given) is ValueSequence:
+            if given.of.origin is pieces.recorder:
+                return given
+            len(given)
+        elif type(given) is StandIn or not (
+            isinstance(given, list | tuple) and given and all(type(part) is Value for part in given)
+        ):
+            made = column(cell, given, known, port)
+            given = self._sequence(made, given) if isinstance(made, HostValues) else made
+        values = [self._here(pieces, part) for part in given]
+        if not values:
+            raise InvalidRequestError(f"{at_line()}a call inside a branch or an iteration got an empty sequence")
+        values = [self._copy(v) if v.node > ARGUMENT and v.of.index else v for v in values]  # all are output 0
+        made = sequence_of(values, "values")
+        if as_nodes and (made.nodes <= ARGUMENT).any():
+            (made,) = pieces.recorder.map(self._row_type(made.spec), [made])
+        return made
+
+    # --- data as values -----------------------------------------------------------------------------------------------
+
+    def _row_type(self, spec: ValueSpec) -> Any:
+        """Return the cell type that makes values of a spec."""
+        spec, types = ValueSpec(spec.shape, spec.dtype), self._scope.types
+        cell = _ROWS.get(spec) or _ROWS.setdefault(spec, Cell(Row(), name="row"))
+        return types.known(cell) or types.learn(cell, (spec,))
+
+    def _sequence(self, data: HostValues, given: Any) -> ValueSequence:
+        """Return data as values, which the request's own graph makes. given: what the data was; made once for each."""
+        spec = ValueSpec(data.spec.shape, data.spec.dtype)
+        key = (id(given), spec)
+        if key not in self._rows:
+            (made,) = self._recorder.map(self._row_type(spec), [HostValues(data.values, data.count, spec)])
+            self._rows[key] = (given, made)
+        return self._rows[key][1]
+
+    def _row(self, data: Value | HostValues, given: Any) -> Value:
+        return data if type(data) is Value else self._sequence(data, given)[0]
+
+    def _row_of(self, given: Any, spec: ValueSpec) -> Value:
+        """Return a value of this spec made of data."""
+        declared = SimpleNamespace(inputs=(ValueSpec(spec.shape, spec.dtype),))
+        cell = SimpleNamespace(name="data", module=None, declared=declared, data_dtype=lambda _: spec.dtype)
+        return self._row(single(cell, given, None, 0), given)
+
+    def _value(self, part: Any, spec: ValueSpec) -> Value:
+        return part if type(part) is Value else self._row_of(part, spec)
+
+    def _copy(self, value: Value) -> Value:
+        """Return a copy of a value as a node of its own, beside it."""
+        pieces = self._pieces.get(value.of.origin)
+        if pieces is None:
+            pieces = self._segment(self._needs_of(value))
+            value = self._here(pieces, value)
+        key = (pieces, value.node, value.of.index)
+        if key not in self._copies:
+            (self._copies[key],) = pieces.recorder.node(self._row_type(value.spec), [value])
+        return self._copies[key]
+
+    # --- decisions ----------------------------------------------------------------------------------------------------
+
+    def _test(self, what: str, value: Any) -> int:
+        """Return the slot of a value that decides."""
+        if type(value) is not Value or value.spec.shape != () or value.spec.dtype not in _WHOLE:
+            said = str(value.spec) if type(value) is Value else type(value).__name__
+            raise ModelError(f"{at_line()}{what} takes one bool or integer that a cell computes, got {said}")
+        slot = self._slot_of(value)
+        self._wanted.append((self._now, slot))
+        return slot
+
+    def _inner(self, function: Callable[[], Any]) -> tuple[OpenRegion, Any]:
+        """Record in a new region inside the present one; return it and what the function returned."""
+        outside = self._now
+        region = self._now = OpenRegion(outside)
+        self._regions.append(region)
+        try:
+            return region, function()
+        finally:
+            self._now = outside
+
+    def _give(self, region: OpenRegion, values: Iterable[Value]) -> None:
+        """Add outputs of a region inside the present one."""
+        outside, self._now = self._now, region
+        try:
+            region.outputs += [self._slot_of(value) for value in values]
+        finally:
+            self._now = outside
+
+    def choice(self, what: str, index: Value, functions: Sequence[Callable[[], Any]], *, is_cond: bool) -> Any:
+        """Record a choice between branches; see `cond`."""
+        region, at = self._now, self._test(what, index)
+        made = [self._inner(function) for function in functions]
+        names = ("true_fn", "false_fn") if is_cond else tuple([f"branch {k}" for k in range(len(functions))])
+        parted = [flat(result) for _, result in made]
+        for name, (_, form) in zip(names, parted, strict=True):
+            if form != parted[0][1]:
+                raise ModelError(
+                    f"{at_line()}{what}: {names[0]} returns {shown(parted[0][1])} and {name} {shown(form)}; all "
+                    "branches return the same structure"
+                )
+        item = region.new_item()
+        results, handles = list[int](), list[Any]()
+        for parts in zip(*[leaves for leaves, _ in parted], strict=True):
+            spec = _agreed(what, names, parts)
+            if spec is None:
+                handles.append(parts[0])
+                continue
+            slot = region.new_slot(item)
+            for (inner, _), part in zip(made, parts, strict=True):
+                self._give(inner, (self._value(part, spec),))
+            region.sources[slot] = [(inner, inner.outputs[-1]) for inner, _ in made]
+            region.held[slot] = (1, 1)
+            results.append(slot)
+            handles.append(region.handle(slot, spec))
+        inners = [inner for inner, _ in made]
+        region.wait(item, (at, *[slot for inner in inners for slot in inner.captured]))
+        region.items[item] = lambda: Choice(at, tuple([i.branch() for i in inners]), tuple(results), is_cond)
+        return built(made[0][1], iter(handles))
+
+    def pick(self, sequence: ValueSequence, index: Value) -> Value:
+        """Record the choice of an element of a sequence; see ValueSequence.at."""
+        region, at = self._now, self._test("at", index)
+        first, count, step = self._span_of(sequence)
+        item = region.new_item()
+        slot = region.new_slot(item)
+        region.sources[slot] = [(region, first)]
+        region.wait(item, (first, count, at))
+        region.items[item] = lambda: Pick(at, first, count, step, slot)
+        return region.handle(slot, sequence.spec)
+
+    def loop(
+        self, cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], init: Any, limit: int,
+        collect: Callable[[Any], Any] | None,
+    ) -> Any:  # fmt: skip
+        """Record a loop; see `while_loop`."""
+        region, (given, _) = self._now, flat(init)
+        going = cond_fn(init)
+        if type(going) is not Value and not known_now(going, "while_loop: cond_fn"):
+            return init
+        specs = self._state_specs(body_fn, init)
+        item = region.new_item()
+        state = [region.new_slot(item) for spec in specs if spec is not None]
+        at, of = iter(state), [spec for spec in specs if spec is not None]
+        handles = [part if s is None else region.handle(next(at), s) for part, s in zip(given, specs, strict=True)]
+
+        def iteration() -> tuple[bool, bool]:
+            body = self._now
+            following = body_fn(built(init, iter(handles)))
+            changed = [part for part, spec in zip(flat(following)[0], specs, strict=True) if spec is not None]
+            body.outputs += [self._slot_of(self._value(p, s)) for p, s in zip(changed, of, strict=True)]
+            again, where = cond_fn(following), None if collect is None else collect(following)
+            if type(again) is Value:
+                body.outputs.append(self._test("while_loop: cond_fn", again))
+            elif not known_now(again, "while_loop: cond_fn"):
+                raise ModelError(f"{at_line()}while_loop: cond_fn is always False after the first iteration")
+            if where is not None:
+                body.outputs.append(self._test("while_loop: collect", where))
+            return type(again) is Value, where is not None
+
+        body, (tests, filters) = self._inner(iteration)
+        first = self._test("while_loop: cond_fn", going) if type(going) is Value else NO_SLOT
+        begins = list[int]()
+        initial = [part for part, spec in zip(given, specs, strict=True) if spec is not None]
+        for slot, part, one in zip(state, initial, of, strict=True):
+            is_read = type(part) is Value or slot in body.captured or first != NO_SLOT or limit == 0
+            begins.append(self._slot_of(self._value(part, one)) if is_read else NO_SLOT)
+        for k, slot in enumerate(state):
+            region.held[slot] = (1, 1)
+            region.sources[slot] = [(body, body.outputs[k]), *[(region, begins[k])][: begins[k] != NO_SLOT]]
+        most, progress = region.constant(limit), region.new_slot()
+        region.new_slot(), region.new_slot()
+        parts = LoopParts(region, body)
+        outside = [slot for slot in body.captured if slot not in state]
+        region.wait(item, [slot for slot in (first, *begins, *outside) if slot != NO_SLOT])
+        region.items[item] = lambda: Loop(
+            first, body.branch(), tuple(state), tuple(begins), most, progress, tests, filters, tuple(parts.collected)
+        )
+        result, place = list[Any](), 0
+        for part, spec in zip(handles, specs, strict=True):
+            if spec is None:
+                result.append(part)
+                continue
+            origin = CollectionOrigin(parts, place)
+            steps = ValueSequence(range(0), Output(0, spec, origin), open_ended=True)
+            result.append(region.handle(state[place], spec, Collected(steps)))
+            place += 1
+        return built(init, iter(result))
+
+    def _state_specs(self, body_fn: Callable[[Any], Any], init: Any) -> list[ValueSpec | None]:
+        """Return the specs of the state's parts; None for data that the body does not change.
+
+        The body is called with the first state, to see what it makes of the data there.
+        """
+        num_wanted = len(self._wanted)
+        _, following = self._inner(lambda: body_fn(init))
+        del self._wanted[num_wanted:]
+        (given, form), (found, found_form) = flat(init), flat(following)
+        where = f"{at_line()}while_loop: "
+        if found_form != form:
+            raise ModelError(
+                f"{where}the state is {shown(form)} at first, and the body returns {shown(found_form)}; the state "
+                "keeps its structure"
+            )
+        specs = list[ValueSpec | None]()
+        for k, (before, after) in enumerate(zip(given, found, strict=True)):
+            part = f"part {k} of the state"
+            for value in (before, after):
+                if type(value) is ValueSequence:
+                    raise ModelError(f"{where}{part} is a sequence; use `.at` on it, or its elements as a list")
+            if type(before) is not Value and type(after) is not Value:
+                if not is_alike(before, after):
+                    raise ModelError(
+                        f"{where}{part} changes from {before!r} to {after!r} in Python, which happens once and not at "
+                        "each iteration; let a cell compute it"
+                    )
+                specs.append(None)
+                continue
+            spec = (after if type(after) is Value else before).spec
+            if type(before) is Value and before.spec.row_signature != spec.row_signature:
+                raise ModelError(f"{where}{part} is {before.spec} at first, and {spec} after an iteration")
+            for value in (before, after):
+                if type(value) is not Value and not is_data(value):
+                    raise ModelError(f"{where}{part} is {type(value).__name__}, and {spec} at other times")
+            specs.append(spec)
+        return specs
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def returns(self, handle: Value | ValueSequence) -> bool:
+        """Note that a handle is part of the result. False if it is of the request's own graph, or of nobody."""
+        origin = handle.of.origin
+        if isinstance(origin, CollectionOrigin):
+            if origin.loop.region is not self._whole:
+                raise ModelError("the steps of a while_loop inside a branch or another loop cannot be returned")
+            if handle not in self._collections:
+                number = self._collections[handle] = len(self._collections)
+                origin.loop.collected.append((number, origin.place))
+                self._wanted.append((origin.loop.body, origin.loop.body.outputs[origin.place]))
+            return True
+        if not (isinstance(origin, DecidedOrigin) or origin in self._pieces):
+            return False
+        values = [handle] if type(handle) is Value else list(handle)
+        if origin is self._recorder:
+            if all(value.node >= self._recorder.num_kept for value in values):
+                return False
+            values = [self._copy(value) for value in values]
+        places = tuple([self._output(value) for value in values])
+        self._wanted += [(self._whole, self._whole.outputs[place]) for place in places]
+        self._values[handle] = places[0] if type(handle) is Value else places
+        return True
+
+    def keeps(self, value: Value) -> int | None:
+        """Let the request's sequence keep a value; return the value's place among those that are kept so.
+
+        None if it is of the request's own graph, or of nobody. Each is a node of its own.
+        """
+        origin = value.of.origin
+        if origin is self._recorder or not (isinstance(origin, DecidedOrigin) or origin in self._pieces):
+            return None
+        self._kept.append(self._output(self._copy(value)))
+        return len(self._kept) - 1
+
+    def _output(self, value: Value) -> int:
+        self._give(self._whole, (value,))
+        return len(self._whole.outputs) - 1
+
+    def recorded(self) -> Recorded:
+        """Return what was recorded. Call it before the request's own graph is taken."""
+        self._mark()
+        region = self._whole.finished()
+        for made in self._regions:
+            made.close()
+        own = self._pieces[self._recorder]
+        held = [first + k * step for first, _, count, step in own.exports for k in range(count)]
+        held += [node for _, node, _ in own.moves]
+        return Recorded(region, self._values, self._collections, tuple(self._kept), tuple(held))
+
+    def _mark(self) -> None:
+        """Let all values travel to the host that decisions or results need, wherever they may come from."""
+        seen, waiting = set[tuple[OpenRegion, int]](), list(self._wanted)
+        while waiting:
+            place = waiting.pop()
+            if place not in seen:
+                seen.add(place)
+                region, slot = place
+                value = region.values.get(slot)
+                if type(value) is Value and value.of.origin is self._recorder and value.node < self._recorder.num_kept:
+                    value = self._copy(value)  # the value itself came to the host with an earlier request
+                    self._pieces[self._recorder].moved(slot, value)
+                if value is not None:
+                    value.of.origin.fetch(value)
+                waiting += region.sources.get(slot, ())
+
+
+_ROWS: Final[dict[ValueSpec, Cell]] = {}
+"""The cells that make values, by spec. Shared by all models of the process."""
+
+
+def _handles(given: Any) -> list[Value | ValueSequence]:
+    """Return the handles in an argument of a call: itself, or the values in a list."""
+    if type(given) in (Value, ValueSequence):
+        return [given]
+    if type(given) is not StandIn and isinstance(given, list | tuple):
+        return [part for part in given if type(part) in (Value, ValueSequence)]
+    return []
+
+
+def _agreed(what: str, names: Sequence[str], parts: Sequence[Any]) -> ValueSpec | None:
+    """Return the spec of a part of what branches return; None if it is the same data in all."""
+    values = [part for part in parts if type(part) is Value]
+    for name, part in zip(names, parts, strict=True):
+        if type(part) is ValueSequence:
+            raise ModelError(f"{at_line()}{what}: {name} returns a sequence; return its elements, as a list")
+        if not values and not is_alike(parts[0], part):
+            raise ModelError(
+                f"{at_line()}{what}: {names[0]} returns {parts[0]!r} and {name} {part!r}; a cell must compute what "
+                "depends on the decision"
+            )
+        if values and type(part) is not Value and not is_data(part):
+            raise ModelError(
+                f"{at_line()}{what}: {name} returns {type(part).__name__} where another returns {values[0].spec}"
+            )
+        if type(part) is Value and part.spec.row_signature != values[0].spec.row_signature:
+            raise ModelError(f"{at_line()}{what}: {name} returns {part.spec} where another returns {values[0].spec}")
+    return values[0].spec if values else None
+
+
+def known_now(pred: Any, what: str) -> bool:
+    if type(pred) is StandIn or isinstance(pred, bool | int | np.bool_ | np.integer):
+        return bool(pred)
+    if isinstance(pred, Tensor | np.ndarray) and pred.ndim == 0:
+        return bool(pred)
+    raise ModelError(f"{at_line()}{what} takes one bool that a cell computes, got {type(pred).__name__}")

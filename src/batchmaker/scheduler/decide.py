@@ -1,0 +1,569 @@
+"""Decisions as one compiled loop: values are looked at, and copies of the regions that they choose begin.
+
+A *frame* is a region that has begun. It has a block of int64: a word for each slot, then for each item how many items
+it still waits for. In a slot is a node with one of its outputs (`node * OUTPUTS + output`), or a number, or NOWHERE.
+
+The code of regions is one array of int64; `Decisions` writes it. A region is known by where it begins there.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.compiled import compiled, compiled_within, number
+from batchmaker.scheduler import extents
+from batchmaker.scheduler.admission import enter_extents
+from batchmaker.scheduler.arrive import has_room
+from batchmaker.scheduler.copies import (
+    EDGES_FROM,
+    FORM,
+    FORM_BASE,
+    KEPT,
+    SLOT,
+    SUBGRAPHS_FROM,
+    forms_at,
+    write_copies,
+)
+from batchmaker.scheduler.layout import (
+    ALIVE,
+    BASE,
+    DONE,
+    EDGES,
+    END,
+    EXTENT_FIELDS,
+    EXTENT_FIRST_EDGE,
+    EXTENT_NUM_EDGES,
+    EXTENTS,
+    FIRST,
+    FIRST_EDGE,
+    FIRST_SUBGRAPH,
+    FIRST_TABLE,
+    HEAD,
+    HELD,
+    NEXT,
+    NODES,
+    NOWHERE,
+    NUM_NODES,
+    NUM_SUBGRAPHS,
+    OPEN,
+    PLAN_ROWS,
+    POOL,
+    ROW,
+    STATE,
+    SUBGRAPH,
+    SUBGRAPHS,
+    TYPE,
+    USES,
+)
+from batchmaker.scheduler.progress import free_rows, release
+from batchmaker.scheduler.tables import row_at, state_at, table_at
+
+Ids = NDArray[np.int64]
+
+OUTPUTS: Final = number(64)
+
+# --- regions: the words of a header, and of the items that it leads to -----------------------------------------------
+
+(
+    NUM_SLOTS, NUM_ITEMS, ITEMS_AT, OUTPUTS_AT, NUM_OUTPUTS, CONSTANTS_AT, NUM_CONSTANTS, HELD_AT, NUM_HELD, FREE,
+    HEADER_WORDS,
+) = map(number, range(11))  # fmt: skip
+"""ITEMS_AT: where the places of the items are. CONSTANTS_AT: pairs of a slot and a number. HELD_AT: threes of a slot,
+a count and a step. FREE: the first of the region's frames that are free, or NOWHERE."""
+
+KIND, NUM_NEEDS, FOLLOWS_AT, NUM_FOLLOWS, ITEM_WORDS = map(number, range(5))
+SEGMENT, CHOICE, LOOP, PICK, RETURN = map(number, range(5))
+OF_FORM, ARGUMENTS_AT, NUM_ARGUMENTS, READS_AT, NUM_READS, EXPORTS_AT, NUM_EXPORTS = map(number, range(4, 11))
+"""Of a segment. OF_FORM: NOWHERE for the request's own graph. READS_AT: threes of an input, a node and an argument.
+EXPORTS_AT: threes of a slot, a node and an output."""
+INDEX, IS_COND, BRANCHES_AT, NUM_BRANCHES, RESULTS_AT, NUM_RESULTS = map(number, range(4, 10))
+"""Of a choice. BRANCHES_AT: for each branch its region, and where and how many the pairs of slots are that it captures:
+its own, and the one outside."""
+GOING, BODY_AT, STATE_AT, NUM_STATE, INIT_AT, LIMIT, PROGRESS, TESTS, FILTERS, COLLECTED_AT, NUM_COLLECTED = map(
+    number, range(4, 15)
+)
+"""Of a loop. BODY_AT: as for a branch. PROGRESS: the first of three slots: iterations so far, and what the body
+last said about going on and about collecting."""
+PICK_INDEX, FIRST_OF, COUNT_OF, STEP_OF, RESULT = map(number, range(4, 9))
+
+# --- frames, who waits, what is said ---------------------------------------------------------------------------------
+
+OF_REGION, OF_REQUEST, PARENT, PARENT_ITEM, BLOCK, ITEMS_LEFT, NEXT_FRAME, PREVIOUS_FRAME, FRAME_FIELDS = map(
+    number, range(9)
+)
+"""OF_REQUEST: the slot of its request. PARENT, PARENT_ITEM: who gets its outputs. NEXT_FRAME, PREVIOUS_FRAME: of the
+same request, or of the region's free ones."""
+WAITING_FRAME, WAITING_ITEM, NEXT_WAITING, WAITING_FIELDS = map(number, range(4))
+"""Who waits for a node to be done. WAITING_FRAME is NOWHERE for a node that is to be let go then: WAITING_ITEM."""
+(
+    NUM_FRAMES, HEAP_TOP, NUM_WAITING, FREE_WAITING, NUM_QUEUED, NUM_SAID, NUM_BEGINNING, WANTED_FORM, WANTED_SLOT,
+    MOST_WORDS, MOST_NODES, MACHINE_COUNTS,
+) = map(number, range(12))  # fmt: skip
+"""WANTED_FORM, WANTED_SLOT: for which segment of which request there is no room. MOST_WORDS: what one item of any
+region may need of any table. MOST_NODES: of one request."""
+FINISHED, COLLECTED, FAILED = map(number, range(3))
+"""What is said, as words: FINISHED, slot, number of outputs, outputs. COLLECTED, slot, collection, place, 0. FAILED,
+slot, reason, what was wanted, what there is."""
+BEGINNING_SLOT, BEGINNING_FORM, BEGINNING_BASE, BEGINNING_FIELDS = map(number, range(4))
+"""The segments that have begun, each with its first node."""
+BAD_INDEX, BAD_BRANCH, TOO_MANY_NODES = map(number, range(3))
+SAID_WORDS: Final = number(5)
+ALL_DONE, LACKS_MACHINE, LACKS_NUMBERS = map(number, range(3))
+ZERO, ONE = map(number, range(2))
+
+
+class Machine(NamedTuple):
+    """The tables of decisions.
+
+    - code: see the module. frames: [FRAME_FIELDS, room]. heap: [room] the blocks.
+    - waits: [nodes] who waits for each node first, or NOWHERE. waiting: [WAITING_FIELDS, room].
+    - values: [outputs, nodes] of outputs that have come to the host.
+    - first_frame, num_nodes: [slots] of each request its first frame, or NOWHERE; and its nodes so far, or NOWHERE once
+      it has failed.
+    - queue: [2, room] frames and items that can go on. said: [room]. beginning: [BEGINNING_FIELDS, room].
+    - counts: [MACHINE_COUNTS].
+    """
+
+    code: Ids
+    frames: Ids
+    heap: Ids
+    waits: Ids
+    waiting: Ids
+    values: Ids
+    first_frame: Ids
+    num_nodes: Ids
+    queue: Ids
+    said: Ids
+    beginning: Ids
+    counts: Ids
+
+
+@compiled_within
+def machine_at(a: Ids) -> Machine:
+    """Return the tables at these addresses; see `addresses_of`."""
+    return Machine(
+        row_at(a, 0), table_at(a, 1), row_at(a, 2), row_at(a, 3), table_at(a, 4), table_at(a, 5), row_at(a, 6),
+        row_at(a, 7), table_at(a, 8), row_at(a, 9), table_at(a, 10), row_at(a, 11),
+    )  # fmt: skip
+
+
+@compiled_within
+def _tail(nodes: Ids, subgraphs: Ids, node: int) -> int:
+    """Return the node whose end is the end of this one: the last of a run."""
+    end = subgraphs[END, nodes[SUBGRAPH, node]]
+    return int(end - 1) if end > 0 else node
+
+
+@compiled_within
+def _first_not_done(nodes: Ids, subgraphs: Ids, code: Ids, heap: Ids, block: int, at: int, count: int) -> int:
+    """Return the node that the first of these slots waits for; NOWHERE if all are done."""
+    for k in range(at, at + count):
+        tail = _tail(nodes, subgraphs, heap[block + code[k]] // OUTPUTS)
+        if nodes[STATE, tail] != DONE:
+            return int(tail)
+    return int(NOWHERE)
+
+
+@compiled_within
+def _add_frame(
+    code: Ids, frames: Ids, heap: Ids, queue: Ids, first_frame: Ids, counts: Ids, region: int, slot: int, parent: int,
+    parent_item: int,
+) -> int:  # fmt: skip
+    """Let a region begin; return its frame. What it captures is not there yet. There must be room."""
+    size = code[region + NUM_SLOTS] + code[region + NUM_ITEMS]
+    frame = code[region + FREE]
+    if frame != NOWHERE:
+        code[region + FREE] = frames[NEXT_FRAME, frame]
+    else:
+        frame = counts[NUM_FRAMES]
+        counts[NUM_FRAMES] += 1
+        frames[OF_REGION, frame], frames[BLOCK, frame] = region, counts[HEAP_TOP]
+        counts[HEAP_TOP] += size
+    block, num_slots, num_items = frames[BLOCK, frame], code[region + NUM_SLOTS], code[region + NUM_ITEMS]
+    frames[OF_REQUEST, frame], frames[PARENT, frame], frames[PARENT_ITEM, frame] = slot, parent, parent_item
+    frames[ITEMS_LEFT, frame] = num_items
+    before = first_frame[slot]
+    frames[NEXT_FRAME, frame], frames[PREVIOUS_FRAME, frame] = before, NOWHERE
+    if before != NOWHERE:
+        frames[PREVIOUS_FRAME, before] = frame
+    first_frame[slot] = frame
+    for k in range(num_slots):
+        heap[block + k] = NOWHERE
+    at = code[region + CONSTANTS_AT]
+    for k in range(at, at + 2 * code[region + NUM_CONSTANTS], 2):
+        heap[block + code[k]] = code[k + 1]
+    for item in range(num_items):
+        needs = code[code[code[region + ITEMS_AT] + item] + NUM_NEEDS]
+        heap[block + num_slots + item] = needs
+        if needs == 0:
+            queue[0, counts[NUM_QUEUED]], queue[1, counts[NUM_QUEUED]] = frame, item
+            counts[NUM_QUEUED] += 1
+    if num_items == 0:
+        queue[0, counts[NUM_QUEUED]], queue[1, counts[NUM_QUEUED]] = frame, NOWHERE
+        counts[NUM_QUEUED] += 1
+    return int(frame)
+
+
+@compiled_within
+def _free_frame(code: Ids, frames: Ids, first_frame: Ids, frame: int) -> None:
+    before, after = frames[PREVIOUS_FRAME, frame], frames[NEXT_FRAME, frame]
+    if before != NOWHERE:
+        frames[NEXT_FRAME, before] = after
+    else:
+        first_frame[frames[OF_REQUEST, frame]] = after
+    if after != NOWHERE:
+        frames[PREVIOUS_FRAME, after] = before
+    region = frames[OF_REGION, frame]
+    frames[NEXT_FRAME, frame] = code[region + FREE]
+    code[region + FREE] = frame
+
+
+@compiled_within
+def _ended(code: Ids, frames: Ids, heap: Ids, queue: Ids, counts: Ids, frame: int, item: int) -> None:
+    """Note that an item has filled its slots: others may begin, or the frame is over."""
+    region, block = frames[OF_REGION, frame], frames[BLOCK, frame]
+    record = code[code[region + ITEMS_AT] + item]
+    at = code[record + FOLLOWS_AT]
+    for k in range(at, at + code[record + NUM_FOLLOWS]):
+        left = block + code[region + NUM_SLOTS] + code[k]
+        heap[left] -= 1
+        if heap[left] == 0:
+            queue[0, counts[NUM_QUEUED]], queue[1, counts[NUM_QUEUED]] = frame, code[k]
+            counts[NUM_QUEUED] += 1
+    frames[ITEMS_LEFT, frame] -= 1
+    if frames[ITEMS_LEFT, frame] == 0:
+        queue[0, counts[NUM_QUEUED]], queue[1, counts[NUM_QUEUED]] = frame, NOWHERE
+        counts[NUM_QUEUED] += 1
+
+
+@compiled_within
+def _wait(waits: Ids, waiting: Ids, counts: Ids, node: int, frame: int, item: int) -> None:
+    """Let an item wait until a node is done."""
+    place = counts[FREE_WAITING]
+    if place != NOWHERE:
+        counts[FREE_WAITING] = waiting[NEXT_WAITING, place]
+    else:
+        place = counts[NUM_WAITING]
+        counts[NUM_WAITING] += 1
+    waiting[WAITING_FRAME, place], waiting[WAITING_ITEM, place] = frame, item
+    waiting[NEXT_WAITING, place] = waits[node]
+    waits[node] = place
+
+
+@compiled_within
+def _let_go(
+    nodes: Ids, subgraphs: Ids, types: Ids, pools: Ids, rows: Ids, waits: Ids, waiting: Ids, counts: Ids, node: int
+) -> None:
+    """Let one slot less keep a node alive. A node on a worker is let go when it is done."""
+    tail = _tail(nodes, subgraphs, node)
+    if nodes[ROW, node] != NOWHERE and nodes[STATE, tail] != DONE:
+        _wait(waits, waiting, counts, tail, NOWHERE, node)
+        return
+    nodes[HELD, node] -= 1
+    if nodes[HELD, node] == 0 and nodes[USES, node] == 0 and nodes[ROW, node] != NOWHERE:
+        found = np.empty(1, np.int64)
+        found[0] = node
+        free_rows(nodes, subgraphs, types, pools, rows, found)
+
+
+@compiled_within
+def _say(said: Ids, counts: Ids, kind: int, slot: int, first: int, second: int, third: int) -> None:
+    at = counts[NUM_SAID]
+    said[at], said[at + 1], said[at + 2], said[at + 3], said[at + 4] = kind, slot, first, second, third
+    counts[NUM_SAID] += SAID_WORDS
+
+
+@compiled
+def begin_frames(addresses: Ids, slots: Ids, regions: Ids, bases: Ids, kept_bases: Ids, firsts: Ids) -> None:
+    """Let the regions of requests begin. There must be room for their frames, and in the queue.
+
+    [requests] slots; regions; bases: the first nodes of their own graphs, whose first local numbers are `firsts`;
+    kept_bases: the first of the stored nodes of their sequences.
+    """
+    m = machine_at(addresses)
+    for i in range(len(slots)):
+        frame = _add_frame(
+            m.code, m.frames, m.heap, m.queue, m.first_frame, m.counts, regions[i], slots[i], NOWHERE, NOWHERE
+        )
+        record, block = m.code[m.code[regions[i] + ITEMS_AT]], m.frames[BLOCK, frame]
+        at = m.code[record + EXPORTS_AT]
+        for k in range(at, at + 3 * m.code[record + NUM_EXPORTS], 3):
+            local = m.code[k + 1]
+            node = local - firsts[i] + bases[i] if local >= firsts[i] else kept_bases[i] + local
+            m.heap[block + m.code[k]] = node * OUTPUTS + m.code[k + 2]
+
+
+@compiled
+def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: Ids) -> int:
+    """Let go on what waited for these nodes, which are done, and all that follows from it.
+
+    Returns ALL_DONE; or LACKS_MACHINE or LACKS_NUMBERS if some table lacks room. Then call it again, without the nodes.
+    """
+    state, forms, m = state_at(addresses), forms_at(forms_addresses), machine_at(machine_addresses)
+    nodes, subgraphs, requests, types = state.nodes, state.subgraphs, state.requests, state.types
+    code, frames, heap, queue, counts = m.code, m.frames, m.heap, m.queue, m.counts
+    waits, waiting, said = m.waits, m.waiting, m.said
+    one = np.empty(1, np.int64)
+    for i in range(len(done)):
+        place = waits[done[i]]
+        waits[done[i]] = NOWHERE
+        while place != NOWHERE:
+            following = waiting[NEXT_WAITING, place]
+            waiting[NEXT_WAITING, place] = counts[FREE_WAITING]
+            counts[FREE_WAITING] = place
+            if waiting[WAITING_FRAME, place] == NOWHERE:
+                node = waiting[WAITING_ITEM, place]
+                nodes[HELD, node] -= 1
+                if nodes[HELD, node] == 0 and nodes[USES, node] == 0 and nodes[ROW, node] != NOWHERE:
+                    one[0] = node
+                    free_rows(nodes, subgraphs, types, state.pools, state.free_rows, one)
+            else:
+                queue[0, counts[NUM_QUEUED]] = waiting[WAITING_FRAME, place]
+                queue[1, counts[NUM_QUEUED]] = waiting[WAITING_ITEM, place]
+                counts[NUM_QUEUED] += 1
+            place = following
+    while counts[NUM_QUEUED] > 0:
+        if (
+            counts[NUM_FRAMES] + 1 > frames.shape[1]
+            or counts[HEAP_TOP] + counts[MOST_WORDS] > len(heap)
+            or counts[NUM_WAITING] + counts[MOST_WORDS] > waiting.shape[1]
+            or counts[NUM_QUEUED] + counts[MOST_WORDS] > queue.shape[1]
+            or counts[NUM_SAID] + counts[MOST_WORDS] > len(said)
+            or counts[NUM_BEGINNING] + 1 > m.beginning.shape[1]
+        ):
+            return int(LACKS_MACHINE)
+        top = counts[NUM_QUEUED] - 1
+        frame, item = queue[0, top], queue[1, top]
+        slot, region, block = frames[OF_REQUEST, frame], frames[OF_REGION, frame], frames[BLOCK, frame]
+        if m.num_nodes[slot] < 0 or not requests[ALIVE, slot]:
+            counts[NUM_QUEUED] = top
+            continue
+        if item == NOWHERE:  # all of the region has ended: whoever began it gets its outputs
+            counts[NUM_QUEUED] = top
+            parent, at = frames[PARENT, frame], code[region + OUTPUTS_AT]
+            if parent == NOWHERE:
+                said[counts[NUM_SAID]], said[counts[NUM_SAID] + 1] = FINISHED, slot
+                said[counts[NUM_SAID] + 2] = code[region + NUM_OUTPUTS]
+                for k in range(code[region + NUM_OUTPUTS]):
+                    said[counts[NUM_SAID] + 3 + k] = heap[block + code[at + k]]
+                counts[NUM_SAID] += 3 + code[region + NUM_OUTPUTS]
+                requests[OPEN, slot] = 0
+                _free_frame(code, frames, m.first_frame, frame)
+                continue
+            above, of_parent = frames[PARENT_ITEM, frame], frames[OF_REGION, parent]
+            record, outside = code[code[of_parent + ITEMS_AT] + above], frames[BLOCK, parent]
+            if code[record + KIND] == CHOICE:
+                first, count = code[record + RESULTS_AT], code[record + NUM_RESULTS]
+            else:
+                first, count = code[record + STATE_AT], code[record + NUM_STATE]
+            for k in range(count):
+                nodes[HELD, heap[block + code[at + k]] // OUTPUTS] += 1
+            if code[record + KIND] == LOOP:
+                for k in range(count):
+                    before = heap[outside + code[first + k]]
+                    if before != NOWHERE:
+                        _let_go(state.nodes, subgraphs, types, state.pools, state.free_rows, waits, waiting, counts,
+                                before // OUTPUTS)  # fmt: skip
+                progress = outside + code[record + PROGRESS]
+                heap[progress] += 1
+                more = at + count
+                if code[record + TESTS]:
+                    heap[progress + 1] = heap[block + code[more]]
+                    more += 1
+                if code[record + FILTERS]:
+                    heap[progress + 2] = heap[block + code[more]]
+            for k in range(count):
+                heap[outside + code[first + k]] = heap[block + code[at + k]]
+            held = code[region + HELD_AT]
+            for k in range(held, held + 3 * code[region + NUM_HELD], 3):
+                begin = heap[block + code[k]]
+                for j in range(code[k + 1] if begin != NOWHERE else 0):
+                    _let_go(state.nodes, subgraphs, types, state.pools, state.free_rows, waits, waiting, counts,
+                            begin // OUTPUTS + j * code[k + 2])  # fmt: skip
+            _free_frame(code, frames, m.first_frame, frame)
+            if code[record + KIND] == CHOICE:
+                _ended(code, frames, heap, queue, counts, parent, above)
+            else:
+                queue[0, counts[NUM_QUEUED]], queue[1, counts[NUM_QUEUED]] = parent, above
+                counts[NUM_QUEUED] += 1
+            continue
+        record = code[code[region + ITEMS_AT] + item]
+        kind = code[record + KIND]
+        if kind == SEGMENT and code[record + OF_FORM] == NOWHERE:
+            counts[NUM_QUEUED] = top
+            _ended(code, frames, heap, queue, counts, frame, item)
+            continue
+        if kind == SEGMENT:
+            form, arguments = code[record + OF_FORM], code[record + ARGUMENTS_AT]
+            tail = _first_not_done(nodes, subgraphs, code, heap, block, arguments, code[record + NUM_ARGUMENTS])
+            if tail != NOWHERE:
+                counts[NUM_QUEUED] = top
+                _wait(waits, waiting, counts, tail, frame, item)
+                continue
+            num_nodes = forms.counts[1, form]
+            if m.num_nodes[slot] + num_nodes > counts[MOST_NODES]:
+                counts[NUM_QUEUED] = top
+                m.num_nodes[slot] = NOWHERE
+                _say(said, counts, FAILED, slot, TOO_MANY_NODES, num_nodes, counts[MOST_NODES])
+                continue
+            one[0] = form
+            if not has_room(state, forms, one):
+                counts[WANTED_FORM], counts[WANTED_SLOT] = form, slot
+                return int(LACKS_NUMBERS)
+            counts[NUM_QUEUED] = top
+            m.num_nodes[slot] += num_nodes
+            columns, where = np.zeros((EXTENT_FIELDS, 1), np.int64), np.zeros((KEPT + 1, 1), np.int64)
+            columns[NUM_NODES, 0], columns[NUM_SUBGRAPHS, 0] = num_nodes, forms.counts[2, form]
+            columns[EXTENT_NUM_EDGES, 0] = forms.counts[3, form]
+            free, given = state.free, state.counts
+            base = extents.allocate(free, given, NODES, nodes[FIRST_EDGE], num_nodes)
+            first = extents.allocate(free, given, SUBGRAPHS, subgraphs[HEAD], columns[NUM_SUBGRAPHS, 0])
+            edge = extents.allocate(free, given, EDGES, state.consumer, columns[EXTENT_NUM_EDGES, 0])
+            extent = extents.allocate(free, given, EXTENTS, state.extents[NEXT], extents.ONE)
+            columns[BASE, 0], columns[FIRST_SUBGRAPH, 0], columns[EXTENT_FIRST_EDGE, 0] = base, first, edge
+            where[FORM, 0], where[SLOT, 0], where[FORM_BASE, 0] = form, slot, base
+            where[SUBGRAPHS_FROM, 0], where[EDGES_FROM, 0] = first, edge
+            ready = write_copies(state, forms, where)
+            at = code[record + READS_AT]
+            for k in range(at, at + 3 * code[record + NUM_READS], 3):
+                read = heap[block + code[arguments + code[k + 2]]]
+                source, node = read // OUTPUTS, base + code[k + 1]
+                nodes[USES, source] += 1
+                if state.rules[PLAN_ROWS]:
+                    pool = types[POOL, subgraphs[TYPE, nodes[SUBGRAPH, source]]]
+                    state.source[code[k], node] = source
+                    state.source_table[code[k], node] = state.pools[FIRST_TABLE, pool] + read % OUTPUTS
+            at = code[record + EXPORTS_AT]
+            for k in range(at, at + 3 * code[record + NUM_EXPORTS], 3):
+                heap[block + code[k]] = (base + code[k + 1]) * OUTPUTS + code[k + 2]
+            at = code[region + HELD_AT]
+            for k in range(at, at + 3 * code[region + NUM_HELD], 3):
+                begin = heap[block + code[k]]
+                if begin != NOWHERE and base <= begin // OUTPUTS < base + num_nodes:
+                    for j in range(code[k + 1]):
+                        nodes[HELD, begin // OUTPUTS + j * code[k + 2]] += 1
+            one[0] = extent
+            enter_extents(columns, one, where[SLOT], state.extents, requests, subgraphs, types)
+            release(nodes, subgraphs, requests, types, state.queue, given, ready)
+            at = counts[NUM_BEGINNING]
+            m.beginning[BEGINNING_SLOT, at], m.beginning[BEGINNING_FORM, at] = slot, form
+            m.beginning[BEGINNING_BASE, at] = base
+            counts[NUM_BEGINNING] += 1
+            _ended(code, frames, heap, queue, counts, frame, item)
+            continue
+        counts[NUM_QUEUED] = top
+        if kind == PICK:
+            index = heap[block + code[record + PICK_INDEX]]
+            tail = _tail(nodes, subgraphs, index // OUTPUTS)
+            if nodes[STATE, tail] != DONE:
+                _wait(waits, waiting, counts, tail, frame, item)
+                continue
+            value = m.values[index % OUTPUTS, index // OUTPUTS]
+            count = heap[block + code[record + COUNT_OF]]
+            if value < 0 or value >= count:
+                m.num_nodes[slot] = NOWHERE
+                _say(said, counts, FAILED, slot, BAD_INDEX, value, count)
+                continue
+            element = heap[block + code[record + FIRST_OF]] + value * code[record + STEP_OF] * OUTPUTS
+            heap[block + code[record + RESULT]] = element
+            _ended(code, frames, heap, queue, counts, frame, item)
+            continue
+        if kind == CHOICE:
+            index = heap[block + code[record + INDEX]]
+            tail = _tail(nodes, subgraphs, index // OUTPUTS)
+            if nodes[STATE, tail] != DONE:
+                _wait(waits, waiting, counts, tail, frame, item)
+                continue
+            value, count = m.values[index % OUTPUTS, index // OUTPUTS], code[record + NUM_BRANCHES]
+            if code[record + IS_COND]:
+                value = ZERO if value != 0 else ONE
+            if value < 0 or value >= count:
+                m.num_nodes[slot] = NOWHERE
+                _say(said, counts, FAILED, slot, BAD_BRANCH, value, count)
+                continue
+            branch = code[record + BRANCHES_AT] + 3 * value
+        else:  # a loop: at its beginning, or after an iteration
+            progress, first = block + code[record + PROGRESS], code[record + STATE_AT]
+            if heap[progress] == NOWHERE:
+                going = code[record + GOING]
+                says = heap[block + going] if going != NOWHERE else NOWHERE
+            else:
+                says = heap[progress + 1]
+            tail = NOWHERE
+            if says != NOWHERE:
+                tail = _tail(nodes, subgraphs, says // OUTPUTS)
+                if nodes[STATE, tail] == DONE:
+                    tail = NOWHERE
+            if tail == NOWHERE and heap[progress] != NOWHERE and code[record + NUM_COLLECTED] > 0:
+                if code[record + FILTERS]:
+                    tail = _tail(nodes, subgraphs, heap[progress + 2] // OUTPUTS)
+                    if nodes[STATE, tail] == DONE:
+                        tail = NOWHERE
+                at = code[record + COLLECTED_AT]
+                for k in range(at, at + 2 * code[record + NUM_COLLECTED], 2):
+                    if tail == NOWHERE:
+                        tail = _tail(nodes, subgraphs, heap[block + code[first + code[k + 1]]] // OUTPUTS)
+                        if nodes[STATE, tail] == DONE:
+                            tail = NOWHERE
+            if tail != NOWHERE:
+                _wait(waits, waiting, counts, tail, frame, item)
+                continue
+            if heap[progress] == NOWHERE:
+                heap[progress] = 0
+                at = code[record + INIT_AT]
+                for k in range(code[record + NUM_STATE]):
+                    if code[at + k] != NOWHERE:
+                        heap[block + code[first + k]] = heap[block + code[at + k]]
+                        nodes[HELD, heap[block + code[at + k]] // OUTPUTS] += 1
+            else:
+                keeps = True
+                if code[record + FILTERS]:
+                    where_at = heap[progress + 2]
+                    keeps = m.values[where_at % OUTPUTS, where_at // OUTPUTS] != 0
+                at = code[record + COLLECTED_AT]
+                for k in range(at, at + 2 * code[record + NUM_COLLECTED], 2):
+                    if keeps:
+                        _say(said, counts, COLLECTED, slot, code[k], heap[block + code[first + code[k + 1]]], ZERO)
+            goes_on = heap[progress] < heap[block + code[record + LIMIT]]
+            if says != NOWHERE:
+                goes_on &= m.values[says % OUTPUTS, says // OUTPUTS] != 0
+            if not goes_on:
+                _ended(code, frames, heap, queue, counts, frame, item)
+                continue
+            branch = code[record + BODY_AT]
+        inner = _add_frame(code, frames, heap, queue, m.first_frame, counts, code[branch], slot, frame, item)
+        into, at = frames[BLOCK, inner], code[branch + 1]
+        for k in range(at, at + 2 * code[branch + 2], 2):
+            heap[into + code[k]] = heap[block + code[k + 1]]
+    return int(ALL_DONE)
+
+
+@compiled
+def forget_frames(addresses: Ids, machine_addresses: Ids, slots: Ids) -> None:
+    """Free all frames of these requests, which have ended, and whoever waits for their nodes."""
+    state, m = state_at(addresses), machine_at(machine_addresses)
+    for i in range(len(slots)):
+        slot = slots[i]
+        frame = m.first_frame[slot]
+        while frame != NOWHERE:
+            following = m.frames[NEXT_FRAME, frame]
+            region = m.frames[OF_REGION, frame]
+            m.frames[NEXT_FRAME, frame] = m.code[region + FREE]
+            m.code[region + FREE] = frame
+            frame = following
+        m.first_frame[slot] = NOWHERE
+        extent = state.requests[FIRST, slot]
+        while extent != NOWHERE:
+            base = state.extents[BASE, extent]
+            for node in range(base, base + state.extents[NUM_NODES, extent]):
+                place = m.waits[node]
+                m.waits[node] = NOWHERE
+                while place != NOWHERE:
+                    following = m.waiting[NEXT_WAITING, place]
+                    m.waiting[NEXT_WAITING, place] = m.counts[FREE_WAITING]
+                    m.counts[FREE_WAITING] = place
+                    place = following
+            extent = state.extents[NEXT, extent]

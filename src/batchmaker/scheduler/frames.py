@@ -1,0 +1,398 @@
+"""The regions of requests in flight: their code for the compiled loop, its tables, and what it says. See `decide`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.graph.cell_graph import HOST, CellGraph
+from batchmaker.graph.regions import ARGUMENT, Branch, Choice, Item, Loop, Pick, Region, Segment
+from batchmaker.graph.spec import CellType
+from batchmaker.scheduler import decide
+from batchmaker.scheduler.arena import Arena
+from batchmaker.scheduler.commands import FailureKind, Reserve
+from batchmaker.scheduler.decide import (
+    ALL_DONE,
+    BAD_BRANCH,
+    BAD_INDEX,
+    BEGINNING_FIELDS,
+    CHOICE,
+    COLLECTED,
+    FINISHED,
+    FRAME_FIELDS,
+    FREE_WAITING,
+    HEADER_WORDS,
+    HEAP_TOP,
+    LACKS_MACHINE,
+    LOOP,
+    MACHINE_COUNTS,
+    MOST_NODES,
+    MOST_WORDS,
+    NUM_BEGINNING,
+    NUM_FRAMES,
+    NUM_QUEUED,
+    NUM_SAID,
+    NUM_WAITING,
+    OUTPUTS,
+    PICK,
+    SEGMENT,
+    WAITING_FIELDS,
+    WANTED_FORM,
+    WANTED_SLOT,
+    Machine,
+    begin_frames,
+    forget_frames,
+)
+from batchmaker.scheduler.layout import EDGES, EXTENTS, FIRST, NODES, NOWHERE, NUM_PORTS, PLACES, SUBGRAPHS
+from batchmaker.scheduler.rows import NoMemoryError
+from batchmaker.scheduler.state import NO_NODES, SchedulerState
+from batchmaker.scheduler.tables import addresses_of
+
+Ids = NDArray[np.int64]
+
+MOST_CODE: Final = 1 << 20
+"""With more words of code than this, all regions are forgotten once no request has any."""
+MOST_OUTPUTS: Final = int(OUTPUTS)
+
+
+@final
+@dataclass(slots=True)
+class Said:
+    """What followed from values.
+
+    - finished: (slot, [(node, output)]) of requests whose last decision is made. collected: (slot, collection, node,
+      output). failed: (slot, kind, reason).
+    - begun: [3, segments] slot, form, and first node. reserves: tables that must grow first.
+    """
+
+    finished: list[tuple[int, list[tuple[int, int]]]]
+    collected: list[tuple[int, int, int, int]]
+    failed: list[tuple[int, FailureKind, str]]
+    begun: Ids
+    reserves: list[Reserve]
+
+
+@final
+class Frames:
+    """The regions in flight of one scheduler. max_nodes: the most nodes of one request.
+
+    slots: of the requests that have decisions to make. keeps: of these, see CellGraph. patterns: form -> its graph.
+    """
+
+    def __init__(self, state: SchedulerState, max_nodes: int) -> None:
+        self._state = state
+        self._max_nodes = max_nodes
+        self.slots: set[int] = set()
+        self.keeps: dict[int, tuple[int, ...]] = {}
+        self.patterns: dict[int, CellGraph] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        state = self._state
+        self._pattern_arena = Arena()
+        self._patterns = state.admission.elsewhere(self._pattern_arena)
+        self._patterns.copies.max_forms = self._patterns.copies.max_nodes = 1 << 62
+        for entry in state.types:
+            self._patterns.add_type(entry.cell)
+        self.patterns.clear()
+        self._places: dict[int, int] = {}
+        self._known: list[Region] = []  # so that their ids stay theirs
+        self._code, self._num_words = np.zeros(1024, np.int64), 0
+        counts = np.zeros(MACHINE_COUNTS, np.int64)
+        counts[FREE_WAITING], counts[MOST_NODES], counts[MOST_WORDS] = NOWHERE, self._max_nodes, 16
+        self._machine = Machine(
+            self._code, np.zeros((FRAME_FIELDS, 64), np.int64), np.zeros(1024, np.int64),
+            np.full(64, NOWHERE, np.int64), np.zeros((WAITING_FIELDS, 256), np.int64), np.zeros((1, 64), np.int64),
+            np.full(64, NOWHERE, np.int64), np.zeros(64, np.int64), np.zeros((2, 256), np.int64),
+            np.zeros(1024, np.int64),
+            np.zeros((BEGINNING_FIELDS, 64), np.int64), counts,
+        )  # fmt: skip
+        self._addresses: Ids | None = None
+
+    def add_type(self, cell: CellType) -> None:
+        """Note a cell type that the scheduler has added."""
+        self._patterns.add_type(cell)
+        if len(cell.outputs) > len(self._machine.values):
+            more = np.zeros((len(cell.outputs) - len(self._machine.values), self._machine.values.shape[1]), np.int64)
+            self._change(values=np.concatenate((self._machine.values, more)))
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def begin(
+        self, slots: Sequence[int], graphs: Sequence[CellGraph], bases: Sequence[int], kept: Sequence[int]
+    ) -> None:
+        """Let the regions of requests begin, whose own graphs have been admitted.
+
+        bases: the first nodes of these graphs. kept: the first of the stored nodes of their sequences.
+        """
+        if not self.slots and self._num_words > MOST_CODE:
+            self._forget()
+        places = [self._place_of(graph.region) for graph in graphs]
+        self._fit()
+        self._fit_machine(len(slots), int(self._machine.counts[MOST_WORDS]) * len(slots))
+        numbers = np.array(slots, np.int64)
+        self._machine.first_frame[numbers] = NOWHERE
+        self._machine.num_nodes[numbers] = [graph.num_nodes for graph in graphs]
+        begin_frames(
+            self.addresses, numbers, np.array(places, np.int64), np.array(bases, np.int64), np.array(kept, np.int64),
+            np.array([graph.first for graph in graphs], np.int64),
+        )  # fmt: skip
+        self.slots.update(slots)
+        self.keeps.update({slot: graph.keeps for slot, graph in zip(slots, graphs, strict=True) if graph.keeps})
+
+    def note_values(self, values: Sequence[tuple[int, Ids, Ids]]) -> None:
+        """Note values that have come to the host: output, nodes, and values."""
+        self._fit()
+        for output, nodes, given in values:
+            self._machine.values[output, nodes] = given
+
+    def decide(self, done: Ids) -> Said:
+        """Let go on what waited for these nodes, which are done, and all that follows."""
+        said = Said([], [], [], np.empty((BEGINNING_FIELDS, 0), np.int64), [])
+        self._fit()
+        self._fit_machine(1, len(done) + int(self._machine.counts[NUM_WAITING]))
+        while True:
+            found = decide.decide(self._state.arena.tables, self._patterns.copies.tables, self.addresses, done)
+            self._hear(said)
+            if found == ALL_DONE:
+                return said
+            done = NO_NODES
+            if found == LACKS_MACHINE:
+                self._fit_machine(64, 64 * int(self._machine.counts[MOST_WORDS]))
+                continue
+            slot = int(self._machine.counts[WANTED_SLOT])
+            try:
+                said.reserves += self._make_room(int(self._machine.counts[WANTED_FORM]))
+            except NoMemoryError as error:
+                self._machine.num_nodes[slot] = NOWHERE
+                said.failed.append((slot, FailureKind.MEMORY, str(error)))
+
+    def forget(self, slot: int) -> None:
+        """Note that a request ends early. Its numbers must still be its own."""
+        self.keeps.pop(slot, None)
+        if slot in self.slots:
+            self.slots.remove(slot)
+            forget_frames(self._state.arena.tables, self.addresses, np.array([slot], np.int64))
+
+    def leave(self, slots: Sequence[int]) -> None:
+        """Note that requests have been answered: all their nodes are done."""
+        self.slots.difference_update(slots)
+
+    def _hear(self, said: Said) -> None:
+        """Read what was said."""
+        machine, counts = self._machine, self._machine.counts
+        words: list[int] = machine.said[: counts[NUM_SAID]].tolist()
+        at = 0
+        while at < len(words):
+            kind, slot = words[at], words[at + 1]
+            if kind == FINISHED:
+                count = words[at + 2]
+                outputs = [divmod(word, MOST_OUTPUTS) for word in words[at + 3 : at + 3 + count]]
+                said.finished.append((slot, outputs))
+                at += 3 + count
+                continue
+            if kind == COLLECTED:
+                said.collected.append((slot, words[at + 2], *divmod(words[at + 3], MOST_OUTPUTS)))
+            else:
+                said.failed.append((slot, *_failure(*words[at + 2 : at + 5])))
+            at += int(decide.SAID_WORDS)
+        said.begun = np.concatenate((said.begun, machine.beginning[:, : counts[NUM_BEGINNING]]), axis=1)
+        counts[NUM_SAID] = counts[NUM_BEGINNING] = 0
+
+    # --- room ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def addresses(self) -> Ids:
+        """The addresses of all tables; see `machine_at`."""
+        if self._addresses is None:
+            self._addresses = addresses_of(self._machine)
+        return self._addresses
+
+    def _change(self, **tables: Ids) -> None:
+        self._machine, self._addresses = self._machine._replace(**tables), None
+
+    def _fit(self) -> None:
+        """Have a place for every node number and every slot."""
+        machine, arena = self._machine, self._state.arena
+        missing = arena.node_capacity - len(machine.waits)
+        if missing > 0:
+            self._change(
+                waits=np.concatenate((machine.waits, np.full(missing, NOWHERE, np.int64))),
+                values=np.concatenate((machine.values, np.zeros((len(machine.values), missing), np.int64)), axis=1),
+            )
+        missing = arena.requests.shape[1] - len(machine.num_nodes)
+        if missing > 0:
+            self._change(
+                first_frame=np.concatenate((machine.first_frame, np.full(missing, NOWHERE, np.int64))),
+                num_nodes=np.concatenate((machine.num_nodes, np.zeros(missing, np.int64))),
+            )
+
+    def _fit_machine(self, frames: int, words: int) -> None:
+        """Have room for more frames, and for more words in each of the other tables."""
+        machine, counts = self._machine, self._machine.counts
+        words += int(counts[MOST_WORDS])
+        for name, used, wanted in (
+            ("frames", counts[NUM_FRAMES], frames + 1), ("heap", counts[HEAP_TOP], words),
+            ("waiting", counts[NUM_WAITING], words), ("queue", counts[NUM_QUEUED], words),
+            ("said", counts[NUM_SAID], words), ("beginning", counts[NUM_BEGINNING], frames + 1),
+        ):  # fmt: skip
+            table = getattr(machine, name)
+            room = table.shape[-1]
+            if used + wanted > room:
+                grown = np.zeros((*table.shape[:-1], max(2 * room, int(used) + wanted)), np.int64)
+                grown[..., :room] = table
+                self._change(**{name: grown})
+
+    def _make_room(self, form: int) -> list[Reserve]:
+        """Have room for more copies of a form. NoMemoryError as in `GraphAdmission.make_room`."""
+        state, arena, graph = self._state, self._state.arena, self.patterns[form]
+        counts = self._patterns.copies.counts_of(form)
+        reserves = state.admission.make_room([graph] * 16, state.grow)
+        if not state.plan_rows:
+            arena.fit(NODES, np.full(16, graph.num_nodes, np.int64))
+        for kind, count in ((SUBGRAPHS, counts[2]), (EDGES, counts[3]), (EXTENTS, 1)):
+            arena.fit(kind, np.full(16, count, np.int64))
+        types, added = np.unique(np.concatenate([_types_of(part) for part in graph.parts]), return_counts=True)
+        arena.types[PLACES, types] += 16 * added
+        arena.fit_queues()
+        arena.types[PLACES, types] -= 16 * added
+        self._fit()
+        return reserves
+
+    # --- code ---------------------------------------------------------------------------------------------------------
+
+    def _place_of(self, region: Region) -> int:
+        """Return where the code of a region begins; it is written at first."""
+        known = self._places.get(id(region))
+        if known is None:
+            known = self._places[id(region)] = self._write(region)
+            self._known.append(region)
+        return known
+
+    def _add(self, words: Sequence[int]) -> int:
+        """Add words of code; return where they begin."""
+        at, end = self._num_words, self._num_words + len(words)
+        if end > len(self._code):
+            self._code = np.concatenate((self._code, np.zeros(max(len(self._code), len(words)), np.int64)))
+            self._change(code=self._code)
+        self._code[at:end] = words
+        self._num_words = end
+        return at
+
+    def _write(self, region: Region) -> int:
+        needs = region.num_needs
+        items = [
+            self._write_item(item, needs[k], region.follows[k], region) for k, item in enumerate(region.items)
+        ]  # fmt: skip
+        outputs, constants = self._add(region.outputs), self._add([n for pair in region.constants for n in pair])
+        held = self._add([n for three in region.held for n in three])
+        header = [0] * int(HEADER_WORDS)
+        for word, value in (
+            (decide.NUM_SLOTS, region.num_slots), (decide.NUM_ITEMS, len(items)), (decide.ITEMS_AT, self._add(items)),
+            (decide.OUTPUTS_AT, outputs), (decide.NUM_OUTPUTS, len(region.outputs)),
+            (decide.CONSTANTS_AT, constants), (decide.NUM_CONSTANTS, len(region.constants)),
+            (decide.HELD_AT, held), (decide.NUM_HELD, len(region.held)), (decide.FREE, NOWHERE),
+        ):  # fmt: skip
+            header[int(word)] = int(value)
+        collected = sum([len(item.collected) for item in region.items if isinstance(item, Loop)])
+        words = (
+            region.num_slots + 2 * len(items) + len(region.outputs) + sum([count for _, count, _ in region.held])
+            + int(decide.SAID_WORDS) * (collected + 2) + 16
+        )  # fmt: skip
+        counts = self._machine.counts
+        counts[MOST_WORDS] = max(counts[MOST_WORDS], words)
+        return self._add(header)
+
+    def _write_item(self, item: Item, needs: int, follows: Sequence[int], region: Region) -> int:
+        following = self._add(follows)
+        if isinstance(item, Segment):
+            kind, words = SEGMENT, self._segment_words(item)
+        elif isinstance(item, Choice):
+            branches = self._add([word for branch in item.branches for word in self._branch_words(branch)])
+            kind, words = CHOICE, [
+                item.index, int(item.is_cond), branches, len(item.branches), self._add(item.results), len(item.results),
+            ]  # fmt: skip
+        elif isinstance(item, Loop):
+            kind, words = LOOP, [
+                item.going, self._add(self._branch_words(item.body)), self._add(item.state), len(item.state),
+                self._add(item.init), item.limit, item.progress, int(item.tests), int(item.filters),
+                self._add([number for pair in item.collected for number in pair]), len(item.collected),
+            ]  # fmt: skip
+        else:
+            assert isinstance(item, Pick)
+            kind, words = PICK, [item.index, item.first, item.count, item.step, item.result]
+        return self._add([int(kind), needs, following, len(follows), *words])
+
+    def _branch_words(self, branch: Branch) -> list[int]:
+        place = self._place_of(branch.region)
+        return [place, self._add([slot for pair in branch.captured for slot in pair]), len(branch.captured)]
+
+    def _segment_words(self, segment: Segment) -> list[int]:
+        form, reads = int(NOWHERE), list[int]()
+        if segment.graph is not None:
+            graph, reads = _without_arguments(segment.graph)
+            form = self._form_of(graph, reads)
+        exports = self._add([number for three in segment.exports for number in three])
+        arguments, places = self._add(segment.arguments), self._add(reads)
+        return [form, arguments, len(segment.arguments), places, len(reads) // 3, exports, len(segment.exports)]
+
+    def _form_of(self, graph: CellGraph, reads: Sequence[int]) -> int:
+        """Return the number of a graph's form. Its nodes are admitted to an arena of their own for that."""
+        state, arena = self._state, self._pattern_arena
+        arena.is_host = state.arena.is_host
+        arena.forget_numbers()
+        arena.requests[FIRST, 0] = NOWHERE
+        for run in graph.runs:
+            state.learn_form(run.type_id, len(run.sequences))
+            if state.watched is not None:
+                state.watched.kinds.run_types.add(run.type_id)
+        self._patterns.admit([graph], [0])
+        form = self._patterns.copies.number_of(graph)
+        self.patterns[form] = graph
+        if state.plan_rows:
+            types = np.concatenate([_types_of(part, every_step=True) for part in graph.parts])
+            for type_id in np.unique(types).tolist():
+                for port in arena.ports[type_id, : int(arena.types[NUM_PORTS, type_id])].tolist():
+                    state.arena.note_port(type_id, port)
+            for port, node in zip(reads[::3], reads[1::3], strict=True):
+                state.arena.note_port(int(types[node]), port)
+        return form
+
+
+def _types_of(part: object, *, every_step: bool = False) -> Ids:
+    """Return the cell types of a block's nodes; of a run, once, or of every step."""
+    types = getattr(part, "types", None)
+    if types is not None:
+        return np.asarray(types, np.int64)
+    return np.full(part.length if every_step else 1, part.type_id, np.int64)  # type: ignore[attr-defined]
+
+
+def _without_arguments(graph: CellGraph) -> tuple[CellGraph, list[int]]:
+    """Return a graph that reads nothing instead of its arguments; and threes of an input, a node and an argument."""
+    reads, blocks, runs = list[int](), [], []
+    for block in graph.blocks:
+        ports, places = np.nonzero(block.sources <= ARGUMENT)
+        for port, place in zip(ports.tolist(), places.tolist(), strict=True):
+            reads += [port, block.first + place, ARGUMENT - int(block.sources[port, place])]
+        blocks.append(replace(block, sources=np.where(block.sources <= ARGUMENT, HOST, block.sources)))
+    for run in graph.runs:
+        init = []
+        for k, (source, output) in enumerate(run.init):
+            if source <= ARGUMENT:
+                reads += [len(run.sequences) + k, run.first, ARGUMENT - source]
+                source, output = HOST, 0
+            init.append((source, output))
+        runs.append(replace(run, init=tuple(init)))
+    return CellGraph(0, graph.num_nodes, blocks, runs, [], graph.fetches, graph.plain, shared=True), reads
+
+
+def _failure(kind: int, wanted: int, there: int) -> tuple[FailureKind, str]:
+    if kind == BAD_INDEX:
+        return FailureKind.UNFOLD, f"`at` got index {wanted} for a sequence of {there} values"
+    if kind == BAD_BRANCH:
+        return FailureKind.UNFOLD, f"`switch` got index {wanted} for {there} branches"
+    return FailureKind.NODES, f"it needs more than {there} nodes; does its while_loop end? Raise max_nodes if it should"

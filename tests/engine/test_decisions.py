@@ -1,0 +1,547 @@
+"""Decisions by computed values: `cond`, `switch`, `while_loop` and `at`, against plain Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from engine_models import assert_balanced
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import batchmaker as bm
+from batchmaker.errors import (
+    CancelledError,
+    CellError,
+    DeadlineError,
+    InvalidRequestError,
+    ModelError,
+    NodeLimitError,
+)
+
+EXAMPLES = int(os.environ.get("BATCHMAKER_EXAMPLES", "30"))
+PRIME = 1009
+POLICIES = ("cellular", "auto", "lazy", "depth", "agenda", "sufficient")
+
+
+class Mix(nn.Module):
+    """Two rows of integers -> a row, in exact arithmetic."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (3 * x + 5 * y.flip(-1) + 7) % PRIME
+
+
+class Step(nn.Module):
+    """A row and a count -> a row, the next count, whether to go on, whether to keep it."""
+
+    def forward(self, x: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        following = (11 * x + count.unsqueeze(-1)) % PRIME
+        return following, count + 1, following.sum(-1) % 4 != 0, following[:, 0] % 2 == 0
+
+
+class Test(nn.Module):
+    """A row -> a bool; a number below 3; a number below 4."""
+
+    __test__ = False
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        total = x.sum(-1)
+        return total % 2 == 0, total % 3, total % 4
+
+
+# --- the same functions on values ------------------------------------------------------------------------------------
+
+
+class Steps(list[Any]):
+    def at(self, index: Any) -> Any:
+        return self[int(index)]
+
+
+class Eager:
+    """A cell that computes at once."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *arguments: Any) -> Any:
+        outputs = self.module(*[torch.as_tensor(a).unsqueeze(0) for a in arguments])
+        return tuple([o[0] for o in outputs]) if isinstance(outputs, tuple) else outputs[0]
+
+    def map(self, *sequences: Any) -> Any:
+        rows = [self(*parts) for parts in zip(*sequences, strict=True)]
+        return Steps(rows) if not rows or isinstance(rows[0], Tensor) else tuple(map(Steps, zip(*rows, strict=True)))
+
+    def run(self, sequence: Any, init: Any) -> Any:
+        raise NotImplementedError
+
+
+def eager_cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    return true_fn() if pred else false_fn()
+
+
+def eager_switch(index: Any, branches: Sequence[Callable[[], Any]]) -> Any:
+    return branches[int(index)]()
+
+
+class Kept(NamedTuple):
+    """The last state of a loop, and the states that it collected."""
+
+    state: Any
+    collected: list[Any]
+
+
+def eager_loop(cond_fn: Any, body_fn: Any, init: Any, *, max_steps: int, collect: Any = None) -> Kept:
+    state, collected = init, []
+    for _ in range(max_steps):
+        if not cond_fn(state):
+            break
+        state = body_fn(state)
+        if collect is None or collect(state):
+            collected.append(state)
+    return Kept(state, collected)
+
+
+def handles_loop(*arguments: Any, **options: Any) -> Kept:
+    state = bm.while_loop(*arguments, **options)
+    return Kept(state, [])
+
+
+def cells(kind: Callable[[nn.Module], Any]) -> SimpleNamespace:
+    return SimpleNamespace(mix=kind(Mix()), step=kind(Step()), test=kind(Test()))
+
+
+LAZY = SimpleNamespace(cond=bm.cond, switch=bm.switch, while_loop=handles_loop)
+NOW = SimpleNamespace(cond=eager_cond, switch=eager_switch, while_loop=eager_loop)
+
+# --- random programs -------------------------------------------------------------------------------------------------
+
+places = st.integers(0, 5)
+calls = st.tuples(st.just("mix"), places, places)
+datas = st.tuples(st.just("data"), places, st.integers(0, 2))
+picks = st.tuples(st.just("at"), places, places)
+maps = st.tuples(st.just("map"), places)
+simple = st.one_of(calls, calls, datas, picks, maps)
+
+
+def statements(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    block = st.lists(inner, min_size=0, max_size=3)
+    return st.one_of(
+        simple,
+        st.tuples(st.just("cond"), places, block, block),
+        st.tuples(st.just("switch"), places, block, block, block),
+        st.tuples(st.just("loop"), places, block, st.integers(0, 4), st.booleans()),
+    )
+
+
+programs = st.lists(st.recursive(simple, statements, max_leaves=12), min_size=1, max_size=5)
+
+
+def played(program: Sequence[Any], ops: Any, use: Any, x: Any, found: list[Any], rows: Any) -> Any:
+    """Run statements on the values found so far; return the last."""
+    found = list(found)
+
+    def value(place: int) -> Any:
+        return found[place % len(found)]
+
+    def inner(block: Sequence[Any], more: Sequence[Any] = ()) -> Callable[[], Any]:
+        return lambda: played(block, ops, use, x, [*found, *more], rows)
+
+    for kind, *what in program:
+        if kind == "mix":
+            found.append(use.mix(value(what[0]), value(what[1])))
+        elif kind == "data":
+            found.append(use.mix(value(what[0]), x[what[1]]))
+        elif kind == "map":
+            rows = use.mix.map([value(what[0])] * 4, [*x, x[0]])
+            found.append(rows[1])
+        elif kind == "at":
+            found.append(use.mix(rows.at(use.test(value(what[0]))[2]), value(what[1])))
+        elif kind == "cond":
+            found.append(ops.cond(use.test(value(what[0]))[0], inner(what[1]), inner(what[2])))
+        elif kind == "switch":
+            found.append(ops.switch(use.test(value(what[0]))[1], list(map(inner, what[1:]))))
+        else:
+            place, block, most, tests = what
+
+            def body(state: Any, block: Any = block) -> Any:
+                row, count, _, keep = state
+                following, count, going, keep = use.step(row, count)
+                return inner(block, [following])(), count, going, keep
+
+            first = use.step(value(place), torch.tensor(0))
+            init = (value(place), torch.tensor(0), first[2] if tests else True, False)
+            found.append(ops.while_loop(lambda s: s[2], body, init, max_steps=most).state[0])
+    return found[-1]
+
+
+class Program(bm.Model):
+    """The programs of a list; a request names one."""
+
+    def __init__(self, listed: Sequence[Any]) -> None:
+        self.listed = listed
+        made = cells(lambda module: bm.Cell(module, max_batch=4))
+        self.mix, self.step, self.test = made.mix, made.step, made.test
+
+    def unfold(self, number: int, x: Any) -> Any:
+        return run_program(self.listed[number], LAZY, self, x)
+
+
+def run_program(program: Sequence[Any], ops: Any, use: Any, x: Any) -> Any:
+    rows = use.mix.map([*x, x[0]], [*x, x[1]])
+    return played(program, ops, use, x, [use.mix(x[0], x[1])], rows)
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(programs, min_size=1, max_size=3), st.sampled_from(POLICIES), st.integers(1, 2),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, PRIME)), min_size=1, max_size=8),
+)  # fmt: skip
+def test_random_programs_give_what_plain_python_gives(
+    listed: Sequence[Any], policy: str, workers: int, asked: Sequence[tuple[int, int]]
+) -> None:
+    use = cells(Eager)
+    with bm.Engine(Program(listed), policy, threads=1, workers=workers) as engine:
+        requests = []
+        for which, seed in asked:
+            x = torch.randint(0, PRIME, (3, 2), generator=torch.Generator().manual_seed(seed))
+            requests.append({"number": which % len(listed), "x": x})
+        for _ in range(2):  # the second time from templates
+            answers = engine.map(requests, progress=False)
+            for request, answer in zip(requests, answers, strict=True):
+                wanted = run_program(listed[request["number"]], NOW, use, request["x"])
+                assert answer.tolist() == wanted.tolist()
+    assert_balanced(engine)
+
+
+# --- what a loop collects, and how it ends ---------------------------------------------------------------------------
+
+
+class Counted(nn.Module):
+    """n, top -> n + 1, whether it is below top, whether it is even."""
+
+    def forward(self, n: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        n = n + 1
+        return n, n < top, n % 2 == 0
+
+
+class State(NamedTuple):
+    n: Any
+    going: Any
+    even: Any
+
+
+class Counting(bm.Model):
+    """Counts up to a number, and returns what its subclass wants of the loop."""
+
+    collect: Any = None
+    max_steps = 1000
+
+    def __init__(self) -> None:
+        self.count = bm.Cell(Counted(), max_batch=8)
+
+    def loop(self, top: Any) -> Any:
+        def body(state: State) -> State:
+            return State(*self.count(state.n, top))
+
+        return bm.while_loop(
+            lambda state: state.going, body, State(0, True, False), max_steps=self.max_steps, collect=self.collect
+        )
+
+    def unfold(self, top: int) -> Any:
+        return self.loop(top).n
+
+
+class Numbers(Counting):
+    """The numbers on the way."""
+
+    def unfold(self, top: int) -> Any:
+        return self.loop(top).n.steps
+
+
+class EvenNumbers(Numbers):
+    """The even numbers on the way."""
+
+    collect = staticmethod(lambda state: state.even)
+
+
+class Few(Counting):
+    """As Counting, for at most three iterations."""
+
+    max_steps = 3
+
+
+def test_a_loop_ends_by_its_value() -> None:
+    with bm.Engine(Counting(), threads=1) as engine:
+        assert engine.map([5, 1, 9, 2], progress=False) == [5, 1, 9, 2]
+
+
+def test_a_loop_ends_after_its_most_iterations() -> None:
+    with bm.Engine(Few(), threads=1) as engine:
+        assert engine.map([5, 1, 9, 2], progress=False) == [3, 1, 3, 2]
+
+
+def test_the_steps_of_a_loop_are_its_states_in_order() -> None:
+    with bm.Engine(Numbers(), threads=1) as engine:
+        for _ in range(3):
+            assert [one.tolist() for one in engine.map([4, 1, 6], progress=False)] == [
+                [1, 2, 3, 4], [1], [1, 2, 3, 4, 5, 6],
+            ]  # fmt: skip
+
+
+def test_a_loop_collects_only_what_it_is_asked_for() -> None:
+    with bm.Engine(EvenNumbers(), threads=1) as engine:
+        assert [one.tolist() for one in engine.map([4, 1, 7], progress=False)] == [[2, 4], [], [2, 4, 6]]
+
+
+def test_what_a_loop_collects_streams_as_it_comes() -> None:
+    with bm.Engine(EvenNumbers(), threads=1) as engine:
+        for _ in range(3):
+            assert list(engine.submit(9, stream=True)) == [2, 4, 6, 8]
+            assert list(engine.submit(1, stream=True)) == []
+
+
+def test_requests_of_one_shape_share_a_template_and_of_all_shapes_their_regions() -> None:
+    with bm.Engine(Numbers(), threads=1) as engine:
+        engine.map([3] * 8, progress=False)
+        assert engine.drivers[0].templates.num_templates == 1
+        begun = len(engine.drivers[0]._scheduler._frames.patterns)
+        engine.map([3, 5, 7] * 8, progress=False)
+        assert len(engine.drivers[0]._scheduler._frames.patterns) == begun
+
+
+# --- what is not chosen ----------------------------------------------------------------------------------------------
+
+
+class Experts(bm.Model):
+    """One of three experts, as a value says."""
+
+    def __init__(self) -> None:
+        self.test = bm.Cell(Test())
+        self.experts = [bm.Cell(Mix()) for _ in range(3)]
+
+    def unfold(self, x: Any) -> Any:
+        index = self.test(x)[1]
+        return bm.switch(index, [lambda cell=cell: cell(x, x) for cell in self.experts])
+
+
+def test_what_is_not_chosen_does_not_run() -> None:
+    requests = [torch.tensor([n, 0]) for n in range(30)]
+    with bm.Engine(Experts(), threads=1) as engine:
+        engine.map(requests, progress=False)
+        before = engine.stats.cells
+        answers = engine.map(requests, progress=False)
+        assert engine.stats.cells - before <= 3 * 30, "a row of the data, the test, and one expert"
+    wanted = [Mix()(row[None], row[None])[0].tolist() for row in requests]
+    assert [one.tolist() for one in answers] == wanted
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+class Outside(bm.Model):
+    """Reads an element, or begins a branch, that is not there."""
+
+    def __init__(self) -> None:
+        self.mix, self.count = bm.Cell(Mix()), bm.Cell(Counted())
+
+    def unfold(self, what: str, index: int) -> Any:
+        n, _, _ = self.count(index, 0)
+        row = torch.tensor([1, 2])
+        if what == "at":
+            return self.mix(self.mix.map([row] * 3, [row] * 3).at(n), row)
+        return bm.switch(n, [lambda: self.mix(row, row)] * 3)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("at", "`at` got index {} for a sequence of 3"), ("switch", "`switch` got index {} for 3")]
+)
+@pytest.mark.parametrize("index", [-5, 2, 7, 1 << 40])
+def test_an_index_without_an_element_is_an_error_of_that_request_alone(what: str, said: str, index: int) -> None:
+    with bm.Engine(Outside(), threads=1) as engine:
+        wrong = engine.submit({"what": what, "index": index})
+        right = [engine.submit({"what": what, "index": k}) for k in (-1, 0, 1)]
+        with pytest.raises(InvalidRequestError, match=said.format(index + 1)):
+            wrong.result(60)
+        assert all(len(answer.result(60)) == 2 for answer in right)
+    assert_balanced(engine)
+
+
+def test_a_loop_without_an_end_is_an_error_of_that_request_alone() -> None:
+    class Endless(Counting):
+        max_steps = 1 << 40
+
+    with bm.Engine(Endless(), threads=1, max_nodes=50) as engine:
+        endless, short = engine.submit(1 << 30), engine.submit(8)
+        with pytest.raises(NodeLimitError, match="does its while_loop end"):
+            endless.result(60)
+        assert short.result(60) == 8
+    assert_balanced(engine)
+
+
+class Raises(nn.Module):
+    """n -> n + 1. Raises at 3 if n began below 10."""
+
+    def forward(self, n: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if bool((n == 3).any()):
+            raise ValueError("three")
+        return n + 1, n + 1 < top, n % 2 == 0
+
+
+def test_a_cell_that_raises_in_an_iteration_fails_its_own_request() -> None:
+    class Failing(Counting):
+        def __init__(self) -> None:
+            self.count = bm.Cell(Raises(), max_batch=8)
+
+        def unfold(self, first: int, top: int) -> Any:
+            def body(state: State) -> State:
+                return State(*self.count(state.n, top))
+
+            return bm.while_loop(lambda s: s.going, body, State(first, True, False), max_steps=50).n
+
+    with bm.Engine(Failing(), threads=1) as engine:
+        asked = [engine.submit({"first": first, "top": 12}) for first in (0, 4, 1, 9, 3)]
+        for answer, first in zip(asked, (0, 4, 1, 9, 3), strict=True):
+            if first <= 3:
+                with pytest.raises(CellError, match="three"):
+                    answer.result(60)
+            else:
+                assert answer.result(60) == 12
+    assert_balanced(engine)
+
+
+def test_cancelled_and_late_requests_leave_nothing_behind() -> None:
+    with bm.Engine(Counting(), threads=1) as engine:
+        engine.map([3, 4], progress=False)
+        long = [engine.submit(900) for _ in range(6)]
+        late = engine.submit(950, deadline_ms=1)
+        short = [engine.submit(n) for n in (2, 3)]
+        given_up = [answer for answer in long[:3] if answer.cancel()]
+        for answer in given_up:
+            assert isinstance(answer.exception(60), CancelledError)
+        assert [answer.result(60) for answer in short] == [2, 3]
+        assert [answer.result(60) for answer in long[3:]] == [900] * 3
+        assert isinstance(late.exception(60), DeadlineError)
+        frames = engine.drivers[0]._scheduler._frames
+        assert not frames.slots
+        assert (frames._machine.waits == -1).all()
+    assert_balanced(engine)
+
+
+class Wrong(bm.Model):
+    """Uses decisions wrongly in one of several ways."""
+
+    def __init__(self, what: str) -> None:
+        self.test, self.mix, self.count = bm.Cell(Test()), bm.Cell(Mix()), bm.Cell(Counted())
+        self.what = what
+
+    def unfold(self, row: Any) -> Any:
+        flag, three, _ = self.test(row)
+        y = self.mix(row, row)
+        match self.what:
+            case "structure":
+                return bm.cond(flag, lambda: (y, y), lambda: y)
+            case "shape":
+                return bm.cond(flag, lambda: y, lambda: three)
+            case "data":
+                return bm.cond(flag, lambda: 1, lambda: 2)
+            case "pred":
+                return bm.cond(y, lambda: y, lambda: y)
+            case "sequence":
+                return bm.cond(flag, lambda: self.mix.map([row], [row]), lambda: y)
+            case "leak":
+                inside: list[Any] = []
+                bm.cond(flag, lambda: inside.append(self.mix(y, y)) or y, lambda: y)
+                return self.mix(inside[0], y)
+            case "state":
+                return bm.while_loop(lambda s: s[1], lambda s: (s[0], flag, s[1]), (y, flag), max_steps=3)
+            case "changes":
+                return bm.while_loop(lambda s: s[1], lambda s: (s[0] + 1, flag), (0, flag), max_steps=3)
+            case "index":
+                return self.mix.map([row], [row]).at(y)
+            case "steps":
+                out = bm.while_loop(lambda s: s[1], lambda s: (self.mix(s[0], y), flag), (y, flag), max_steps=3)
+                return self.mix.map(out[0].steps, [row])
+            case "inner steps":
+                return bm.cond(flag, lambda: bm.while_loop(
+                    lambda s: s[1], lambda s: (self.mix(s[0], y), flag), (y, flag), max_steps=3
+                )[0].steps[0], lambda: y)  # fmt: skip
+            case _:
+                return bm.switch(three, [])
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("structure", "true_fn returns tuple.*false_fn one value"), ("shape", r"false_fn returns int64\[\] where"),
+        ("data", "returns 1 and false_fn 2"), ("pred", "one bool or integer that a cell computes"),
+        ("sequence", "returns a sequence"), ("leak", "used outside it"), ("state", "keeps its structure"),
+        ("changes", "changes from 0 to 1 in Python"), ("index", "one bool or integer"), ("none", "no branches"),
+        ("steps", "length"), ("inner steps", "length"),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_an_error_that_names_the_line(what: str, said: str) -> None:
+    with bm.Engine(Wrong(what), threads=1) as engine:
+        with pytest.raises((ModelError, InvalidRequestError), match=said) as raised:
+            engine.submit(torch.tensor([1, 2])).result(60)
+        if what not in ("steps", "inner steps"):
+            assert "test_decisions.py:" in str(raised.value)
+
+
+def test_a_generator_function_is_told_to_decide_in_python() -> None:
+    class Waits(Counting):
+        def unfold(self, top: int) -> Any:
+            n, going, _ = self.count(0, top)
+            yield n
+            return bm.cond(going, lambda: n, lambda: n)
+
+    with bm.Engine(Waits(), threads=1) as engine, pytest.raises(ModelError, match="with `yield` cannot use cond"):
+        engine.submit(3).result(60)
+
+
+def test_decisions_are_made_inside_unfold_only() -> None:
+    with pytest.raises(ModelError, match="was called outside"):
+        bm.while_loop(lambda s: s, lambda s: s, 0, max_steps=1)
+
+
+# --- sequences -------------------------------------------------------------------------------------------------------
+
+
+class Totals(bm.Model):
+    """The sum of a sequence's numbers; one that would be odd is left as it was."""
+
+    def __init__(self) -> None:
+        self.mix, self.test = bm.Cell(Mix()), bm.Cell(Test())
+
+    def unfold(self, x: Any) -> Any:
+        return self.unfold_chunk(x, None)[0]
+
+    def unfold_chunk(self, x: Any, state: Any) -> Any:
+        before = self.mix(x, x) if state is None else state
+        mixed = self.mix(before, x)
+        even = self.test(mixed)[0]
+        after = bm.cond(even, lambda: self.mix(mixed, mixed), lambda: before)
+        return (after, before), after
+
+
+def test_a_sequence_keeps_what_decisions_made_of_its_state() -> None:
+    use = cells(Eager)
+    chunks = [torch.tensor([n * n % 17, 3 * n]) for n in range(12)]
+    wanted, state = [], None
+    for x in chunks:
+        before = use.mix(x, x) if state is None else state
+        mixed = use.mix(before, x)
+        state = use.mix(mixed, mixed) if use.test(mixed)[0] else before
+        wanted.append((state.tolist(), before.tolist()))
+    with bm.Engine(Totals(), threads=1) as engine:
+        sequences = [engine.open_sequence() for _ in range(3)]
+        for x, expected in zip(chunks, wanted, strict=True):
+            answers = [sequence.submit(x) for sequence in sequences]
+            assert [tuple(part.tolist() for part in answer.result(60)) for answer in answers] == [expected] * 3
+        for sequence in sequences:
+            sequence.close()
+    assert_balanced(engine)
