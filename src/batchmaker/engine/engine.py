@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from threading import Lock
 from types import TracebackType
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
 from batchmaker.clock import RealClock
 from batchmaker.engine.answer import Answer
@@ -40,6 +40,9 @@ from batchmaker.model.structure import owned
 from batchmaker.model.template_cache import ProvenTemplates
 from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.base import CellPolicy, GraphPolicy
+
+_END_S: Final = 30.0
+"""Seconds for the threads of an engine to end whose start has failed."""
 
 
 @final
@@ -183,7 +186,10 @@ class Engine:
             return self
         try:
             self._start.run()
-        except BaseException:  # Ctrl-C as well; a thread that is busy for longer than a second is not waited for
+        except Exception:  # said by the thread itself, whose turn ends now, however long it has taken
+            self._workers.stop(drain=False, within_s=_END_S)
+            raise
+        except BaseException:  # Ctrl-C: a thread that is busy for longer than a second is not waited for
             self._workers.stop(drain=False, within_s=0.0 if self.heartbeat.busy_for_s > 1.0 else None)
             raise
         return self

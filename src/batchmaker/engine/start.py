@@ -49,10 +49,10 @@ class Start:
         self._doing = ""
 
     @property
-    def said(self) -> str:
-        """What the start does now, in words; "" before and after it. Any thread may ask."""
+    def said(self) -> tuple[str, str]:
+        """What the start does now, in words, and the cell that is compiled; "" where nothing is. Any thread may ask."""
         doing, cell = self._doing, self._registry.binding
-        return f"{doing}: compiles cell {cell!r}" if doing and cell else doing
+        return f"{doing}: compiles cell {cell!r}" if doing and cell else doing, cell
 
     def run(self) -> None:
         """Prove and materialise the cells, and measure what they cost. Raises ModelError if an example fails."""
