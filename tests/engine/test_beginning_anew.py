@@ -259,9 +259,10 @@ def test_a_cell_that_is_compiled_at_the_start_is_named() -> None:
     engine = bm.Engine(Slow(fails=False), threads=1)
     engine._start._doing = "computes the example request of model 'Slow'"
     engine.registry.binding = "decoder"
-    assert engine._start.said == ("computes the example request of model 'Slow': compiles cell 'decoder'", "decoder")
+    compiles = "compiles cell 'decoder'"
+    assert engine._start.said == (f"computes the example request of model 'Slow': {compiles}", compiles)
     engine._start._doing = ""
-    assert engine._start.said == ("", "decoder"), "no start, but a first request that compiles a cell"
+    assert engine._start.said == ("", compiles), "no start, but a first request that compiles a cell"
 
 
 def test_a_start_that_fails_after_a_long_time_logs_no_stack(engine_log: Any) -> None:

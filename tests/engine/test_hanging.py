@@ -238,7 +238,7 @@ def test_a_hang_is_logged_once_with_the_stack_and_so_is_its_end(caplog: Any) -> 
 
 def test_a_cell_that_is_compiled_for_long_at_its_first_use_is_named_once_and_no_hang(caplog: Any) -> None:
     watched = Watched()
-    watched.since_s, watched.compiling = 0.0, "decoder"
+    watched.since_s, watched.compiling = 0.0, "compiles cell 'decoder'"
     for _ in range(5):
         watched.after(HUNG_AFTER_S)
     watched.compiling = ""
@@ -246,7 +246,7 @@ def test_a_cell_that_is_compiled_for_long_at_its_first_use_is_named_once_and_no_
     watched.since_s = None
     watched.after(1.0)
     (record,) = caplog.records
-    assert "cell 'decoder' is compiled for its first request" in record.getMessage()
+    assert "compiles cell 'decoder' for the first request" in record.getMessage()
     assert "example_request" in record.getMessage()
 
 

@@ -27,7 +27,7 @@ class Heartbeat(NamedTuple):
     alive: it has been started and has not ended. doing: its activity in words, "waiting" while it has nothing to do.
     age_s: seconds since its present turn began; while it waits, since the last one began. busy_for_s: seconds in the
     present turn, 0 while it waits. starting: what the start of the engine does, in words; "" before and after it.
-    compiling: the name of the cell that is prepared for its first use now; "" if none is.
+    compiling: what is compiled for its first use now, in words; "" if nothing is.
     """
 
     alive: bool
@@ -42,8 +42,8 @@ class Heartbeat(NamedTuple):
 class Watchdog:
     """Watches an engine's thread from another thread: answers late requests while a turn takes long, logs a hang once.
 
-    While cells are compiled and tried, at the start of the engine or at their first use, a long turn is no hang. Then it
-    logs once what takes long.
+    While cells are compiled and tried, at the engine's start or at their first use, a long turn is no hang; what takes
+    long is logged once then.
 
     now_s: reads the engine's clock. heartbeat: takes a snapshot of the engine's thread. thread: returns the number of
     that thread, None while there is none. answer_late: answers every request whose deadline has passed. hung_after_s:
@@ -131,8 +131,8 @@ class Watchdog:
                 _LOG.info("the engine is still starting: it %s, for %.1f s now", prepares, taken_s)
             else:
                 _LOG.warning(
-                    "cell %r is compiled for its first request, for %.1f s now, and this worker serves nobody meanwhile; "
-                    "with an example_request in the model it is compiled when the engine starts",
+                    "the engine %s for the first request that needs them, for %.1f s now, and serves nobody meanwhile; "
+                    "with an example_request in the model it does so when it starts",
                     prepares,
                     taken_s,
                 )
