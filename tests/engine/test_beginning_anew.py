@@ -247,8 +247,9 @@ def test_a_slow_start_says_what_it_does_and_a_failed_one_only_its_error(fails: b
     watchdog.look()
     engine.stop()
     said = [record.getMessage() for record in engine_log.records if record.name == "batchmaker.engine"]
-    (line,) = said
+    line, *last = said
     assert line.startswith("the engine is still starting: it computes the example request of model 'Slow'")
+    assert [said.split(":")[0] for said in last] == [] if fails else ["started"]
     assert "Traceback" not in engine_log.text
     assert "File" not in engine_log.text
     assert len(raised) == fails

@@ -17,6 +17,7 @@ from batchmaker.errors import (
     ModelError,
     NodeLimitError,
     RequestError,
+    nearest_name,
     said_by,
 )
 from batchmaker.graph.cell_graph import CellGraph
@@ -239,10 +240,12 @@ class Unfolding:
         kind = type(request)
         is_dict = kind is dict or (kind not in _NO_DICTS and isinstance(request, Mapping))
         if is_dict and _num_parameters(type(self._model), self._function) > 1 + len(state):
+            signature = inspect.signature(function)
             try:
-                inspect.signature(function).bind(**request, **state)
+                signature.bind(**request, **state)
             except TypeError as error:
-                raise InvalidRequestError(f"{self._name} does not take this request: {error}") from None
+                said = _misfit(signature, request, state) or str(error)
+                raise InvalidRequestError(f"{self._name} does not take this request: {said}") from None
             return function(**request, **state)
         return function(request, **state)
 
@@ -257,10 +260,26 @@ class Unfolding:
             raise
         except Exception as error:
             said, line = said_by(error), line_of(error)
-            at = f" at {line}" if line else ""
-            raise InvalidRequestError(f"{self._name} raised {said}{at}{_advice(error, said)}") from error
+            at = f" (at {line})" if line else ""
+            raise InvalidRequestError(f"{self._name} raised {said}{_advice(error, said)}{at}") from error
         finally:
             current_scope.reset(token)
+
+
+def _misfit(signature: inspect.Signature, request: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    """Say which inputs a request has too many or lacks; "" if that is not what is wrong with it."""
+    taken = {name: one for name, one in signature.parameters.items() if name not in state and one.kind in _NAMED}
+    unknown = [str(name) for name in request if name not in taken]
+    missing = [name for name, one in taken.items() if one.default is one.empty and name not in request]
+    if not unknown and not missing:
+        return ""
+    what = [f"it has the unknown {', '.join(map(repr, unknown))}"] if unknown else []
+    what += [f"it lacks {', '.join(map(repr, missing))}"] if missing else []
+    known = ", ".join(name if one.default is one.empty else f"{name} (optional)" for name, one in taken.items())
+    return f"{' and '.join(what)}; the inputs are {known}.{nearest_name(unknown[0], taken) if unknown else ''}"
+
+
+_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _name_line(error: ModelError) -> None:
