@@ -78,7 +78,7 @@ def test_a_handle_used_as_the_value_names_the_line_and_what_to_do(use, message):
         (lambda h, steps: h.__setitem__(0, 1.0), "writes into a handle"),
         (lambda h, steps: f"{h:.2f}", "formats a handle.*`yield` it"),
         (lambda h, steps: steps == h, "values are not known while the request is unfolded"),
-        (lambda h, steps: MODEL.step(h).steps, r"only the outputs of cell\.run"),
+        (lambda h, steps: MODEL.step(torch.zeros(3), h).steps, r"only the outputs of cell\.run"),
         (lambda h, steps: MODEL.step.loop(h, until=h, max_steps=3), "ends a loop at a handle"),
         (lambda h, steps: MODEL.step.loop((h, h), max_steps=h), "looks at a handle"),
     ],
@@ -93,7 +93,7 @@ def test_errors_of_cells_in_unfold_name_its_line_once_and_so_do_its_own() -> Non
         return {}["missing"]
 
     def cells(h: Any, steps: Any) -> Any:
-        return MODEL.step(h, h, h)
+        return MODEL.step(h, h)
 
     def librarys(h: Any, steps: Any) -> Any:
         return json.dumps(h)
