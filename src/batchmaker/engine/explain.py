@@ -10,7 +10,7 @@ from typing import Final, final
 from batchmaker.compile.run_form import RunForm
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.driver import Driver
-from batchmaker.executor.base import StepCounts, TellsForms
+from batchmaker.executor.base import RunCounts, TellsForms
 from batchmaker.graph.spec import CellType
 from batchmaker.model.registry import CellRegistry
 
@@ -20,7 +20,7 @@ _UNKNOWN: Final = RunForm("not told by this executor")
 
 @final
 @dataclass(frozen=True, slots=True)
-class CellForm:
+class ExplainedCell:
     """How one cell type runs.
 
     - cell: its name. used: in chains or loops, or as single nodes.
@@ -50,7 +50,7 @@ class Explanation:
     """
 
     policy: str
-    cells: tuple[CellForm, ...]
+    cells: tuple[ExplainedCell, ...]
     said: str = ""
 
     @property
@@ -91,12 +91,12 @@ def explained(policy: str, registry: CellRegistry, drivers: Sequence[Driver]) ->
     return Explanation(policy, tuple([_form(cell, registry, executors) for cell in types]))
 
 
-def _form(cell: CellType, registry: CellRegistry, executors: Sequence[TellsForms]) -> CellForm:
+def _form(cell: CellType, registry: CellRegistry, executors: Sequence[TellsForms]) -> ExplainedCell:
     num_sequence = registry.num_sequence_inputs.get(cell.type_id)
     ends = frozenset(registry.ends.get(cell.type_id, ()))
     found = executors[0].run_form(cell.type_id, num_sequence, ends) if executors else _UNKNOWN
-    counts: list[StepCounts] = [executor.counted(cell.type_id) for executor in executors]
-    return CellForm(
+    counts: list[RunCounts] = [executor.counted(cell.type_id) for executor in executors]
+    return ExplainedCell(
         cell.name,
         _used(num_sequence),
         found.form,
@@ -114,7 +114,7 @@ def _used(num_sequence: int | None) -> str:
     return "loop" if num_sequence == 0 else "run" if num_sequence == 1 else f"run, {num_sequence} inputs a step"
 
 
-def _about(cell: CellForm) -> list[str]:
+def _about(cell: ExplainedCell) -> list[str]:
     """Return what stands below a cell's row."""
     said = [] if not cell.why else [cell.why]
     if cell.until:
@@ -122,7 +122,7 @@ def _about(cell: CellForm) -> list[str]:
     return said + [note for note in cell.notes if note not in cell.why]
 
 
-def _in_short(cell: CellForm) -> str:
+def _in_short(cell: ExplainedCell) -> str:
     reasons = [cell.why, f"until {cell.until}" if cell.until else ""]
     said = "; ".join(filter(None, reasons))
     return f"cell {cell.cell!r}: {cell.form}{f' ({said})' if said else ''}"

@@ -82,7 +82,7 @@ def failed_result(task: RunTask, first: int, error: BaseException, end: int | No
 
 
 @dataclass(slots=True)
-class StepCounts:
+class RunCounts:
     """How many steps of a cell type have run in one call for a task, and how many one by one."""
 
     in_loop: int = 0
@@ -97,7 +97,7 @@ class TellsForms(Protocol):
         """Return the form, and why no faster one. num_sequence_inputs: None for single nodes. ends: see run_form."""
         ...
 
-    def counted(self, type_id: TypeId) -> StepCounts:
+    def counted(self, type_id: TypeId) -> RunCounts:
         """Return the counts of a cell type since the start."""
         ...
 

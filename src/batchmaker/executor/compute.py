@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.run_form import RunForm, run_form
 from batchmaker.errors import OptionError
-from batchmaker.executor.base import StepCounts, StepsResult
+from batchmaker.executor.base import RunCounts, StepsResult
 from batchmaker.executor.tables import StateTables
 from batchmaker.executor.task_steps import HOISTED_SIZES, TaskRunner
 from batchmaker.graph.spec import CellType, TypeId
@@ -83,7 +83,7 @@ class ComputingExecutor(ABC):
         cell = self._cells[type_id]
         return run_form(cell if num_sequence_inputs is None else cell.split(num_sequence_inputs), ends)
 
-    def counted(self, type_id: TypeId) -> StepCounts:
+    def counted(self, type_id: TypeId) -> RunCounts:
         """See TellsForms."""
         return self._runner.counts[type_id]
 

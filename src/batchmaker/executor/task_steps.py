@@ -17,7 +17,7 @@ from torch import Tensor
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.export import example_rows
 from batchmaker.errors import RAISED_BY_USERS, said_by
-from batchmaker.executor.base import LoopTests, StepCounts, StepsResult
+from batchmaker.executor.base import LoopTests, RunCounts, StepsResult
 from batchmaker.executor.by_table import by_table
 from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.executor.task_loop import run_in_loop
@@ -51,12 +51,12 @@ class TaskRunner:
         self._cells = cells
         self._tables = tables
         self.in_loops = True
-        self.counts: defaultdict[TypeId, StepCounts] = defaultdict(StepCounts)
+        self.counts: defaultdict[TypeId, RunCounts] = defaultdict(RunCounts)
 
     def begin(self, task: RunTask, tests: LoopTests | None = None) -> RunningTask:
         """Return a task of which no step has run. tests: stop tests to apply between its steps, or None."""
         cell_type, cell = self._types[task.type_id], self._cells[task.type_id]
-        counts = self.counts[task.type_id] if self.in_loops else StepCounts()
+        counts = self.counts[task.type_id] if self.in_loops else RunCounts()
         return RunningTask(task, cell_type, cell, self._tables, tests, self.in_loops, counts)
 
 
@@ -77,7 +77,7 @@ class RunningTask:
         tables: StateTables,
         tests: LoopTests | None,
         in_loop: bool,
-        counts: StepCounts,
+        counts: RunCounts,
     ) -> None:
         self._task = task
         self._sizes = cell_type.batch_sizes

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from batchmaker.compile.run_form import RunForm
 from batchmaker.errors import RAISED_BY_USERS, OptionError
-from batchmaker.executor.base import StepCounts, StepsResult, failed_result
+from batchmaker.executor.base import RunCounts, StepsResult, failed_result
 from batchmaker.executor.cuda.at_once import PlannedTask
 from batchmaker.executor.cuda.blocks import Blocks, prepare
 from batchmaker.executor.cuda.cells import Bind, DeviceCells, TaskForm
@@ -89,7 +89,7 @@ class CudaExecutor:
         self._last_end_ns = [0] * len(devices)
         self._failed: list[StepsResult] = []
         self.num_whole_tasks = 0  # tasks that ran in one launch
-        self._counts: defaultdict[TypeId, StepCounts] = defaultdict(StepCounts)
+        self._counts: defaultdict[TypeId, RunCounts] = defaultdict(RunCounts)
         self._lost: dict[int, str] = {}
         self._notify: Callable[[], None] = lambda: None
         self._watcher: Watcher | None = None
@@ -117,7 +117,7 @@ class CudaExecutor:
             return RunForm("nothing: every device was lost", "; ".join(self._lost.values()))
         return self._cells[living[0].number].run_form(type_id, num_sequence_inputs, ends)
 
-    def counted(self, type_id: TypeId) -> StepCounts:
+    def counted(self, type_id: TypeId) -> RunCounts:
         """See TellsForms."""
         return self._counts[type_id]
 
