@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 httpx = pytest.importorskip("httpx", reason="needs httpx, of the extra `client`")
 
-from batchmaker.client import Client, ServerError  # noqa: E402
+from batchmaker.client import Client, ServerError, generate  # noqa: E402
 from batchmaker.errors import OptionError  # noqa: E402
 
 
@@ -115,6 +115,82 @@ def test_leaving_early_closes_the_connection():
             return await anext(values)
 
     assert asyncio.run(read()) == {"output_0": 0}
+    assert body.closed
+
+
+# --- one call --------------------------------------------------------------------------------------------------------
+
+
+class PlainPieces(httpx.SyncByteStream):
+    """As Pieces, without asyncio."""
+
+    def __init__(self, pieces, breaks=False):
+        self.pieces, self.breaks, self.closed = pieces, breaks, False
+
+    def __iter__(self):
+        yield from self.pieces
+        if self.breaks:
+            raise httpx.ReadError("gone")
+
+    def close(self):
+        self.closed = True
+
+
+async def listed(parts):
+    return [part async for part in parts]
+
+
+@given(st.lists(st.text() | st.integers(), max_size=6), st.data())
+def test_one_call_generates_values_for_both_kinds_of_loops(words, data):
+    body = events_of(*({"model_name": "m", "model_version": "1", "output_0": word} for word in words))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=8)))
+    pieces = [body[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(body)], strict=True)]
+    wanted = [{"output_0": word} for word in words]
+    for kind, read in ((PlainPieces, list), (Pieces, lambda parts: asyncio.run(listed(parts)))):
+        transport = httpx.MockTransport(lambda request, kind=kind: httpx.Response(200, stream=kind(pieces)))
+        assert read(generate("http://x", "m", {}, transport=transport)) == wanted
+
+
+def test_one_call_asks_what_the_client_asks():
+    seen = []
+
+    def handle(request):
+        seen.append((request.url.raw_path, json.loads(request.content), request.headers.get("x-api-key")))
+        return httpx.Response(200, content=b"")
+
+    made = generate(
+        "http://x", "a model", {"x": [1]}, version="3", parameters={"deadline_ms": 5}, key="k" * 16,
+        transport=httpx.MockTransport(handle),
+    )  # fmt: skip
+    assert seen == [], "nothing is asked before the iteration"
+    assert list(made) == asyncio.run(listed(made)) == []
+    wanted = b"/v2/models/a%20model/versions/3/generate_stream", {"x": [1], "parameters": {"deadline_ms": 5}}, "k" * 16
+    assert seen == [wanted, wanted]
+
+
+@pytest.mark.parametrize(
+    ("body", "breaks", "status", "said"),
+    [([b'{"error": "takes no more now"}'], False, 503, "takes no more now"),
+     ([events_of({"output_0": 1}, {"error": "the model failed"})], False, 200, "the model failed"),
+     ([events_of({"output_0": 1})], True, 200, "the server cannot be reached, or has gone")],
+)  # fmt: skip
+def test_what_goes_wrong_in_one_call_is_the_servers_error(body, breaks, status, said):
+    received = []
+    transport = httpx.MockTransport(lambda request: httpx.Response(status, stream=PlainPieces(body, breaks)))
+    with pytest.raises(ServerError, match=said) as caught:
+        received.extend(part for part in generate("http://x", "m", {}, transport=transport))
+    assert caught.value.status == (None if status == 200 else status)
+    with pytest.raises(OptionError, match="give http://"):
+        generate("localhost:8000", "m", {})
+
+
+def test_leaving_one_call_early_gives_the_request_up():
+    body = PlainPieces([events_of({"output_0": n}) for n in range(100)])
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, stream=body))
+    parts = iter(generate("http://x", "m", {}, transport=transport))
+    assert next(parts) == {"output_0": 0}
+    assert not body.closed
+    parts.close()
     assert body.closed
 
 

@@ -1,4 +1,4 @@
-"""An asyncio client for features that `tritonclient` lacks: streamed values, and sequences over WebSockets.
+"""A client for what `tritonclient` lacks: values as a model generates them, and sequences over WebSockets, on asyncio.
 
 Needs httpx and websockets, and no part of this package that needs torch: `pip install 'batchmaker[client]'`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Self, final
@@ -40,6 +40,69 @@ class ServerError(BatchmakerError):
         self.retry_after_s = retry_after_s
 
 
+def generate(
+    address: str,
+    model: str,
+    inputs: Mapping[str, Any],
+    *,
+    version: str | None = None,
+    parameters: Mapping[str, Parameter] | None = None,
+    key: str | None = None,
+    transport: Any = None,
+) -> Generated:
+    """Ask a server for one answer, and return its values as they are computed: for `for`, and for `async for`.
+
+        for part in generate("http://127.0.0.1:8000", "seq2seq", {"source": [3, 4, 5]}):
+            print(part["output_0"])
+
+    Each part is a dict of the outputs by name. For the arguments see Client and `Client.stream`, which asks over
+    connections that it keeps. The request begins with the iteration; leaving it early gives the request up. Raises
+    OptionError for a wrong address at once, and ServerError in the iteration: before the first value with a status,
+    after it without one.
+    """
+    return Generated(address, model, inputs, version, parameters, key, transport)
+
+
+@final
+class Generated:
+    """One answer of a server, to be iterated once; see `generate`."""
+
+    def __init__(
+        self,
+        address: str,
+        model: str,
+        inputs: Mapping[str, Any],
+        version: str | None,
+        parameters: Mapping[str, Parameter] | None,
+        key: str | None,
+        transport: Any,
+    ) -> None:
+        self._options = _options(address, key, transport)
+        self._path = f"{_path(model, version)}/generate_stream"
+        self._body = _body(inputs, parameters)
+
+    def __iter__(self) -> Generator[dict[str, Any], None, None]:
+        with httpx.Client(**self._options) as http:
+            try:
+                with http.stream("POST", self._path, json=self._body) as answer:
+                    if answer.status_code != httpx.codes.OK:
+                        raise _refusal(answer.status_code, answer.headers, answer.read())
+                    rest = b""
+                    for some in answer.iter_bytes():
+                        *whole, rest = (rest + some).split(b"\n\n")
+                        yield from map(_part, whole)
+            except httpx.HTTPError as error:
+                raise _gone(error) from error
+
+    async def __aiter__(self) -> AsyncGenerator[dict[str, Any], None]:
+        async with (
+            httpx.AsyncClient(**self._options) as http,
+            aclosing(_streamed(http, self._path, self._body)) as parts,
+        ):
+            async for part in parts:
+                yield part
+
+
 @final
 class Client:
     """Asks one server, over connections that it keeps; any number of requests at once.
@@ -55,19 +118,10 @@ class Client:
     def __init__(
         self, address: str, *, key: str | None = None, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        if not address.startswith(("http://", "https://")):
-            raise OptionError(
-                f"address {address!r} must begin with http:// or https://: give http://localhost:8000, for example"
-            )
-        headers = {} if key is None else {"X-API-Key": key}
-        # No limit on reading: the request's own deadline limits the time of a value
-        timeout = httpx.Timeout(None, connect=_CONNECT_S)
-        limits = httpx.Limits(max_connections=None)
-        self._headers = headers
+        options = _options(address, key, transport)
+        self._headers: dict[str, str] = options["headers"]
         self._sockets = "ws" + address.removeprefix("http").rstrip("/")
-        self._http = httpx.AsyncClient(
-            base_url=address, headers=headers, timeout=timeout, limits=limits, transport=transport
-        )
+        self._http = httpx.AsyncClient(**options)
 
     async def stream(
         self,
@@ -83,19 +137,10 @@ class Client:
         iteration closes the connection, and the server gives the request up. Use `contextlib.aclosing` to control when
         this happens. Raises ServerError: before the first value with a status, after it without one.
         """
-        path = _path(model, version)
-        body = {**inputs, "parameters": dict(parameters)} if parameters else dict(inputs)
-        try:
-            async with self._http.stream("POST", f"{path}/generate_stream", json=body) as answer:
-                if answer.status_code != httpx.codes.OK:
-                    raise _refusal(answer.status_code, answer.headers, await answer.aread())
-                async with aclosing(_events(answer.aiter_bytes())) as events:
-                    async for event in events:
-                        if "error" in event:
-                            raise ServerError(event["error"])
-                        yield {name: value for name, value in event.items() if name not in _META}
-        except httpx.HTTPError as error:
-            raise _gone(error) from error
+        path = f"{_path(model, version)}/generate_stream"
+        async with aclosing(_streamed(self._http, path, _body(inputs, parameters))) as parts:
+            async for part in parts:
+                yield part
 
     @asynccontextmanager
     async def open_sequence(
@@ -147,13 +192,49 @@ class Client:
         await self.aclose()
 
 
-async def _events(received: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the content of each `data:` line of a stream of events. Bytes may be split anywhere."""
-    rest = b""
-    async for some in received:
-        *whole, rest = (rest + some).split(b"\n\n")
-        for event in whole:
-            yield json.loads(event.removeprefix(b"data: "))
+def _options(address: str, key: str | None, transport: Any) -> dict[str, Any]:
+    """Return the options of an HTTP client for a server. OptionError for a wrong address."""
+    if not address.startswith(("http://", "https://")):
+        raise OptionError(
+            f"address {address!r} must begin with http:// or https://: give http://localhost:8000, for example"
+        )
+    return {
+        "base_url": address,
+        "headers": {} if key is None else {"X-API-Key": key},
+        # No limit on reading: the request's own deadline limits the time of a value
+        "timeout": httpx.Timeout(None, connect=_CONNECT_S),
+        "limits": httpx.Limits(max_connections=None),
+        "transport": transport,
+    }
+
+
+def _body(inputs: Mapping[str, Any], parameters: Mapping[str, Parameter] | None) -> dict[str, Any]:
+    return {**inputs, "parameters": dict(parameters)} if parameters else dict(inputs)
+
+
+async def _streamed(
+    http: httpx.AsyncClient, path: str, body: Mapping[str, Any]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield each part of an answer. Bytes may be split anywhere. Raises ServerError."""
+    try:
+        async with http.stream("POST", path, json=body) as answer:
+            if answer.status_code != httpx.codes.OK:
+                raise _refusal(answer.status_code, answer.headers, await answer.aread())
+            rest = b""
+            async for some in answer.aiter_bytes():
+                *whole, rest = (rest + some).split(b"\n\n")
+                for event in whole:
+                    yield _part(event)
+    except httpx.HTTPError as error:
+        raise _gone(error) from error
+
+
+def _part(event: bytes) -> dict[str, Any]:
+    """Return the outputs in an event, its `data:` line. Raises the ServerError that it may hold."""
+    given = json.loads(event.removeprefix(b"data: "))
+    if "error" in given:
+        raise ServerError(given["error"])
+    return {name: value for name, value in given.items() if name not in _META}
 
 
 def _path(model: str, version: str | None) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final, ParamSpec, TypeVar, cast, final
 import numpy as np
 from numba import config as _config
 from numba import njit, typeof
+from numba.core import event
 from numba.core.caching import FunctionCache
 from numba.core.runtime.nrt import rtsys
 from numba.extending import is_jitted
@@ -33,6 +34,29 @@ _ARITHMETIC: Final[dict[str, Any]] = {
 _NO_CFUNC: Final[dict[str, Any]] = {"no_cfunc_wrapper": True}  # a second entry, for callers written in C
 _WITHIN: Final[dict[str, Any]] = {"no_cpython_wrapper": True, **_NO_CFUNC}
 _LOG: Final = logging.getLogger(__name__)
+
+
+@final
+class _Compiling(event.Listener):
+    """Counts the loops that are compiled now; numba compiles one after the other, and within one what it calls."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_start(self, _: Any) -> None:
+        self.count += 1
+
+    def on_end(self, _: Any) -> None:
+        self.count -= 1
+
+
+_COMPILING: Final = _Compiling()
+event.register("numba:compile", _COMPILING)  # type: ignore[no-untyped-call]
+
+
+def is_compiling() -> bool:
+    """Whether a loop is compiled now, in any thread. Loading one that is kept on disk does not count."""
+    return _COMPILING.count > 0
 
 
 def compiled(loop: Callable[P, R]) -> Callable[P, R]:

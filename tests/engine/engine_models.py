@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.engine import Ticket
+from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.spec import TypeId
 from batchmaker.policies.base import CellPolicy, ReadyView
 from batchmaker.policies.cellular import CellularPolicy
@@ -140,6 +141,12 @@ def translate(encode: Encode, decode: Decode, source: list[int]) -> list[int]:
     return words
 
 
+def check_some(xs: Any) -> None:
+    """Let an empty request fail, as a model may want it: a run over nothing gives its init."""
+    if len(xs) == 0:
+        raise InvalidRequestError("the request is empty")
+
+
 class Sums(bm.Model):
     """Running sums of numbers. A request is a list of numbers, or a dict of keywords for other forms."""
 
@@ -149,6 +156,7 @@ class Sums(bm.Model):
     def unfold(self, xs: Any, form: str = "run") -> Any:
         rows = [[float(x)] for x in xs]
         if form == "run":
+            check_some(rows)
             return self.add.run(rows, ([0.0],))
         total: Any = [0.0]
         for row in rows:
@@ -160,6 +168,7 @@ class Totals(Sums):
     """The running total, chunk by chunk."""
 
     def unfold_chunk(self, xs: Any, state: Any) -> Any:
+        check_some(xs)
         total = self.add.run([[float(x)] for x in xs], ([0.0] if state is None else state,))
         return total, total
 

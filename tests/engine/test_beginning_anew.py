@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from raising_models import Ask, Hanging, WholeSums
 from torch import nn
 
 import batchmaker as bm
+from batchmaker.clock import VirtualClock
 from batchmaker.engine import Answer
 from batchmaker.engine.heartbeat import HUNG_AFTER_S
 from batchmaker.engine.loop import MOST_RESTARTS
@@ -245,8 +247,9 @@ def test_a_slow_start_says_what_it_does_and_a_failed_one_only_its_error(fails: b
     watchdog.look()
     engine.stop()
     said = [record.getMessage() for record in engine_log.records if record.name == "batchmaker.engine"]
-    (line,) = said
+    line, *last = said
     assert line.startswith("the engine is still starting: it computes the example request of model 'Slow'")
+    assert [said.split(":")[0] for said in last] == [] if fails else ["started"]
     assert "Traceback" not in engine_log.text
     assert "File" not in engine_log.text
     assert len(raised) == fails
@@ -257,9 +260,33 @@ def test_a_cell_that_is_compiled_at_the_start_is_named() -> None:
     engine = bm.Engine(Slow(fails=False), threads=1)
     engine._start._doing = "computes the example request of model 'Slow'"
     engine.registry.binding = "decoder"
-    assert engine._start.said == "computes the example request of model 'Slow': compiles cell 'decoder'"
+    compiles = "compiles cell 'decoder'"
+    assert engine._start.said == (f"computes the example request of model 'Slow': {compiles}", compiles)
     engine._start._doing = ""
-    assert engine._start.said == "", "no start, although a first request may bind a cell"
+    assert engine._start.said == ("", compiles), "no start, but a first request that compiles a cell"
+
+
+def test_a_start_that_fails_after_a_long_time_logs_no_stack(engine_log: Any) -> None:
+    model = Slow(fails=True)
+    engine = bm.Engine(model, CellularPolicy(), threads=1)
+    (loop,) = engine._workers.loops
+    loop._clock = clock = VirtualClock()
+    unfold = model.unfold
+
+    def slow(n: int) -> Any:
+        clock.advance(100.0)
+        return unfold(n)
+
+    def ends_its_turn(*_: Any) -> None:
+        wait_until(lambda: loop._refusal)  # the caller has the error, and stops the engine before the turn is over
+        time.sleep(0.1)
+
+    model.unfold = slow  # type: ignore[method-assign]
+    model.let_go.set()
+    engine.driver.record = ends_its_turn  # type: ignore[attr-defined]
+    with pytest.raises(ModelError, match="a wrong setting"):
+        engine.start()
+    assert not engine_log.records
 
 
 def test_the_scheduler_of_a_failed_driver_is_not_used_again(engine_log: Any) -> None:

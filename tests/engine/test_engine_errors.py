@@ -169,11 +169,6 @@ WAITING_BAD: dict[str, tuple[Callable[[Any], Any], type[BatchmakerError], str]] 
     "yields an empty list": (lambda m: [[]], InvalidRequestError, "yielded list"),
     "yields garbage later": (lambda m: [m.add([1.0], [0.0]), object()], InvalidRequestError, "yielded object"),
     "raises later": (lambda m: (m.add([1.0], [0.0]) if i == 0 else 1 / 0 for i in range(2)), BatchmakerError, "Zero"),
-    "yields open steps": (
-        lambda m: [m.grow.loop(([1.0],), until=3.0, max_steps=3).steps],
-        ModelError,
-        "yield",
-    ),
     "never ends": (
         lambda m: (m.add([1.0], [0.0]) for _ in iter(int, 1)),
         NodeLimitError,

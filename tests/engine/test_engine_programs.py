@@ -76,7 +76,7 @@ def run_until(cell: bm.Cell, sequence: list[Value], init: Value) -> Value:
     nodes = np.array([value.node for value in sequence])
     column = ValueSequence(nodes, sequence[0].of, holds=sequence)
     (end,) = scope.recorder.run(known, [column], [init], open_ended=True)
-    scope.types.use_in_runs(known, 1)
+    scope.types.in_runs(known, 1)
     first = int(end.steps.nodes[0])
     scope.loops[first] = OpenLoop(first, end.node, ends)
     return end

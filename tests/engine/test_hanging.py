@@ -194,11 +194,12 @@ class Watched:
         self.since_s: float | None = None
         self.late: list[float] = []
         self.doing = "unfolding"
+        self.starting = self.compiling = ""
         self.watchdog = Watchdog(self.clock.now_s, self.beat, threading.get_ident, self._late)
 
     def beat(self) -> Heartbeat:
         busy_s = 0.0 if self.since_s is None else self.clock.now_s() - self.since_s
-        return Heartbeat(alive=True, doing=self.doing, age_s=busy_s, busy_for_s=busy_s)
+        return Heartbeat(True, self.doing, busy_s, busy_s, self.starting, self.compiling)
 
     def _late(self, beat: Heartbeat) -> None:
         self.late.append(beat.busy_for_s)
@@ -233,6 +234,35 @@ def test_a_hang_is_logged_once_with_the_stack_and_so_is_its_end(caplog: Any) -> 
         watched.since_s = None
         watched.after(1.0)
         assert [record.getMessage() for record in caplog.records][1:] == ["the engine's thread goes on"]
+
+
+def test_a_cell_that_is_compiled_for_long_at_its_first_use_is_named_once_and_no_hang(caplog: Any) -> None:
+    watched = Watched()
+    watched.since_s, watched.compiling = 0.0, "compiles cell 'decoder'"
+    for _ in range(5):
+        watched.after(HUNG_AFTER_S)
+    watched.compiling = ""
+    watched.after(HUNG_AFTER_S / 2)  # the rest of the turn
+    watched.since_s = None
+    watched.after(1.0)
+    (record,) = caplog.records
+    assert "compiles cell 'decoder' for the first request" in record.getMessage()
+    assert "example_request" in record.getMessage()
+
+
+def test_a_turn_of_a_start_that_took_long_may_end_after_it(caplog: Any) -> None:
+    watched = Watched()
+    watched.since_s, watched.starting = 0.0, "computes the example request of model 'M'"
+    for _ in range(3):
+        watched.after(HUNG_AFTER_S)
+    watched.starting = ""
+    watched.after(1.0)
+    watched.since_s = None
+    watched.after(1.0)
+    assert not caplog.records
+    watched.since_s = watched.clock.now_s()
+    watched.after(HUNG_AFTER_S)
+    assert "has been busy with one turn" in caplog.text, "a later turn may hang"
 
 
 def test_an_engine_that_waits_for_its_workers_to_end_is_not_said_to_hang(caplog: Any) -> None:

@@ -279,6 +279,22 @@ def test_a_row_that_makes_a_cell_raise_fails_alone() -> None:
             else:
                 assert future.result(timeout=120).tolist() == [i + 1.0]
         assert engine.driver._executor.notes == ["cell 'cell' is not recorded: it waits for a value"]
+        (cell,) = engine.explain().cells
+        assert (cell.form, cell.why) == ("GPU launches one by one", "cell 'cell' is not recorded: it waits for a value")
+        assert cell.one_by_one >= 1
+
+
+def test_an_engine_on_gpus_tells_how_each_cell_runs_there() -> None:
+    with running(Mixed(batch_sizes=[1, 4]), *fakes(2)) as engine:
+        engine.map(REQUESTS, progress=False)
+        told = engine.explain()
+        assert told.cells
+        assert {cell.form for cell in told.cells} <= {"recorded GPU launch", "one GPU kernel for all steps of a task"}
+        assert all(cell.in_loop + cell.one_by_one >= 1 for cell in told.cells)
+    engine.driver._executor._lost.update({0: "device 0 was lost", 1: "device 1 was lost"})
+    first = engine.explain().cells[0]
+    assert "every device was lost" in first.form
+    assert first.why == "device 0 was lost; device 1 was lost"
 
 
 def test_a_lost_device_fails_what_was_there_and_the_others_go_on() -> None:

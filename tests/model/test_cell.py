@@ -136,10 +136,10 @@ def test_host_outputs_that_the_cell_does_not_have_are_refused() -> None:
         answer(Given(cell=bm.Cell(Double(), host_outputs=(1,))), lambda m: m.cell(1))
 
 
-def test_one_cell_cannot_be_run_with_two_numbers_of_inputs(combine: Combine) -> None:
+def test_a_cell_that_returns_no_state_for_a_number_of_inputs_cannot_be_run_with_it(combine: Combine) -> None:
     model = Given(cell=bm.Cell(combine), other=bm.Cell(combine))
-    with pytest.raises(ModelError, match="wrap a copy of the module in a second bm.Cell"):  # noqa: RUF043
-        answer(model, lambda m: [m.cell.run([ones()], ones()), m.cell.run(([ones()], [ones()]))])
+    with pytest.raises(ModelError, match="returns 1 outputs"):
+        answer(model, lambda m: [m.cell.run([ones()], ones()), m.cell.loop((ones(), ones()), max_steps=2)])
 
 
 # --- what calls compute ------------------------------------------------------------------------------------------

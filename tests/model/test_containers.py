@@ -192,3 +192,19 @@ def test_a_value_of_a_cell_is_the_sequence_that_others_run_over():
                 h = model.step.module(frame[None], h)
             expected = (model.network(frames)[0], h[0], model.score.module(frames))
             torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cells", "examples", "takes_chunks"])
+def test_an_attribute_with_the_name_of_what_a_model_finds_out_itself_is_refused(name: str) -> None:
+    class Own(bm.Model):
+        def __init__(self) -> None:
+            setattr(self, name, {2: bm.Cell(nn.Linear(2, 2))})
+
+        def unfold(self, x: Any) -> Any:
+            return x
+
+    advice = rf"Own\.{name}: an attribute of a model cannot be named '{name}'.*Give it another name"
+    with pytest.raises(ModelError, match=advice):
+        Own()
+    with pytest.raises(ModelError, match=advice):
+        type("Own", (bm.Model,), {name: {}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,52 @@ LOOKS = r"test_handles\.py:\d+, `.+`: looks at a handle.*`yield` it"
 def test_a_handle_used_as_the_value_names_the_line_and_what_to_do(use, message):
     with pytest.raises(ModelError, match=message):
         used(use)
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda h, steps: len(h), r"asks for the length of a handle.*`\.spec\.shape\[0\]`"),
+        (lambda h, steps: torch.tensor([h]), "asks for the length of a handle"),
+        (lambda h, steps: h.__setitem__(0, 1.0), "writes into a handle"),
+        (lambda h, steps: f"{h:.2f}", "formats a handle.*`yield` it"),
+        (lambda h, steps: steps == h, "values are not known while the request is unfolded"),
+        (lambda h, steps: MODEL.step(torch.zeros(3), h).steps, r"only the outputs of cell\.run"),
+        (lambda h, steps: MODEL.step.loop(h, until=h, max_steps=3), "ends a loop at a handle"),
+        (lambda h, steps: MODEL.step.loop((h, h), max_steps=h), "looks at a handle"),
+    ],
+)
+def test_whatever_is_wrong_with_the_use_of_a_handle_its_line_is_named(use: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=rf"^test_handles\.py:\d+, `.+`: {message}"):
+        used(use)
+
+
+def test_errors_of_cells_in_unfold_name_its_line_once_and_so_do_its_own() -> None:
+    def own(h: Any, steps: Any) -> Any:
+        return {}["missing"]
+
+    def cells(h: Any, steps: Any) -> Any:
+        return MODEL.step(h, h)
+
+    def librarys(h: Any, steps: Any) -> Any:
+        return json.dumps(h)
+
+    for use, error in ((own, InvalidRequestError), (cells, ModelError), (librarys, InvalidRequestError)):
+        with pytest.raises(error, match=r"at test_handles\.py:\d+, `return ") as caught:
+            used(use)
+        assert str(caught.value).count("test_handles.py") == 1
+    with pytest.raises(InvalidRequestError, match=r"^index 9 is outside a sequence of 5 values$"):
+        used(lambda h, steps: steps[9])  # a request's own fault, whose caller does not know the function
+
+
+def test_a_loop_takes_a_whole_number_of_steps() -> None:
+    with pytest.raises(InvalidRequestError, match=r"cell '.*': max_steps must be a whole number, got float"):
+        used(lambda h, steps: MODEL.step.loop((h, h), max_steps=1.5))  # type: ignore[arg-type]
+
+
+def test_a_handle_still_prints(capsys: Any) -> None:
+    used(lambda h, steps: print(h, f"{steps}"))
+    assert capsys.readouterr().out.count("not computed yet") == 2
 
 
 def test_a_handle_can_still_be_asked_whether_it_has_an_attribute():

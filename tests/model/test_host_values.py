@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -74,5 +75,20 @@ def test_infinity_and_nan_are_numbers_of_every_float() -> None:
 
 def test_complex_numbers_are_not_taken_for_integers() -> None:
     for data in (1j, np.array(1j), torch.tensor(1j)):
-        with pytest.raises(ShapeError, match="got values of dtype objects"):
+        with pytest.raises(ShapeError, match=r"here: got (a complex number|values of dtype torch.complex64), expected"):
             host_value(data, ValueSpec((), "int64"), "float32", "here")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [(None, "None"), ("abc", "the text 'abc'"), ([1.0, None], "None at position 1"),
+     (["a", 2], "the text 'a' at position 0"),
+     ([[1, 2], [3, 1 << 70]], "an integer of 71 bits (no dtype holds it) at position 3"), ({"a": 1}, "a dict"),
+     (object(), "an object")],
+)  # fmt: skip
+@pytest.mark.parametrize("spec", [None, ValueSpec((), "float32")], ids=["first use", "later"])
+def test_data_that_is_no_number_is_named_with_its_place(data: Any, said: str, spec: ValueSpec | None) -> None:
+    wanted = re.escape(f"here: got {said}, expected {'numbers' if spec is None else 'float32[]'}; give numbers")
+    for layout in (host_value, host_sequence):
+        with pytest.raises(ShapeError, match=wanted):
+            layout(data, spec, "float32", "here")

@@ -260,8 +260,8 @@ def test_data_is_that_of_the_call_whatever_becomes_of_it_later(unfolded: Any) ->
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [([1, "a"], "'leaf', input 0: got values of dtype objects"),
-     ([1, 1 << 70], "'leaf', input 0: got values of dtype objects"),
+    [([1, "a"], "'leaf', input 0: got the text 'a', expected numbers"),
+     ([1, 1 << 70], r"'leaf', input 0: got an integer of 71 bits \(no dtype holds it\), expected int64"),
      ([1, [1, 2]], r"'leaf', input 0: got rows of shape \(2,\), expected \(\)")],
 )  # fmt: skip
 def test_data_that_does_not_fit_is_refused_among_data_that_does(unfolded: Any, data: Any, message: str) -> None:

@@ -32,6 +32,11 @@ class Branching(nn.Module):
         return result
 
 
+class Two(nn.Module):
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return x.tanh() + h, (x + h).tanh()
+
+
 def test_types_are_numbered_in_order_of_first_use_and_told_once_each() -> None:
     told: list[CellType] = []
     registry = CellRegistry(told.append)
@@ -146,21 +151,44 @@ def test_a_cell_bound_to_other_rows_than_it_declares_is_refused(declared: Declar
     assert registry.types == []
 
 
-def test_a_type_is_run_with_one_number_of_inputs_per_step() -> None:
+def test_chains_with_another_number_of_inputs_per_step_are_a_type_of_their_own_with_the_same_weights() -> None:
     registry = CellRegistry()
     cell = registry.learn(bm.Cell(nn.GRUCell(4, 4), name="gru"), rows(4, 4))
-    registry.use_in_runs(cell, 1)
-    registry.use_in_runs(cell, 1)
-    with pytest.raises(ModelError, match="'gru' is run with 2 inputs per step here and 1 elsewhere"):
-        registry.use_in_runs(cell, 2)
-    assert registry.num_sequence_inputs == {cell.type_id: 1}
+    assert registry.in_runs(cell, 1) is registry.in_runs(cell, 1) is cell
+    with pytest.raises(ModelError, match="'gru'"):
+        registry.in_runs(cell, 0)  # one output cannot feed both inputs
+    assert registry.types == [cell]
+
+
+def test_a_cell_that_is_run_and_looped_is_bound_once() -> None:
+    found: list[CellType] = []
+    registry = CellRegistry(found.append)
+    step = bm.Cell(Two(), name="step")
+    cell = registry.learn(step, rows(4, 4))
+    assert registry.in_runs(cell, 1) is cell
+    loop = registry.in_runs(cell, 0)
+    assert registry.in_runs(cell, 0) is loop
+    assert registry.in_runs(cell, 1) is cell
+    assert (loop.name, loop.form_of, loop.inputs, loop.outputs) == (
+        "step loop",
+        cell.type_id,
+        cell.inputs,
+        cell.outputs,
+    )
+    assert registry.types == found == [cell, loop]
+    assert registry.bound[cell.type_id] is registry.bound[loop.type_id]
+    assert registry.num_sequence_inputs == {cell.type_id: 1, loop.type_id: 0}
+    assert registry.known(step) is cell
+    assert registry.types_of(step) == [cell]
+    twin = bm.Cell(step.module, name="twin")
+    assert registry.learn(twin, rows(4, 4)) is cell, "an equal cell shares the type, not one of its forms"
 
 
 def test_a_cell_without_room_for_its_state_is_not_noted_as_run() -> None:
     registry = CellRegistry()
     cell = registry.learn(bm.Cell(nn.GRUCell(3, 4), name="gru"), rows(3, 4))
     with pytest.raises(ModelError, match="'gru'"):
-        registry.use_in_runs(cell, 0)
+        registry.in_runs(cell, 0)
     assert registry.num_sequence_inputs == {}
 
 

@@ -163,13 +163,12 @@ def test_without_a_result_what_was_yielded_is_the_result(wait: Begin) -> None:
     assert listed(unfolding.result(look)) == [[0.0], [[10.0]]]
 
 
-def test_a_function_may_wait_for_the_end_of_a_loop_but_not_for_its_steps(wait: Begin) -> None:
+def test_a_function_waits_for_the_end_of_a_loop_to_have_its_last_value_or_all_its_steps(wait: Begin) -> None:
     def loop(m: Any) -> Any:
         return m.step.loop((0, [0.0]), until=2, max_steps=5)[0]
 
     assert wait(lambda m: yield_all(loop(m))).awaited == [(end_of_loop(4), 0)]
-    with pytest.raises(ModelError, match="not known while unfolding"):
-        wait(lambda m: yield_all(loop(m).steps))
+    assert wait(lambda m: yield_all(loop(m).steps)).awaited == [(end_of_loop(4), 0)]
 
 
 def test_the_steps_of_a_loop_are_asked_for_before_waiting_or_not_at_all(wait: Begin) -> None:

@@ -62,8 +62,15 @@ def test_a_mapping_gives_the_parameters_by_name(registry: CellRegistry) -> None:
     model = Named()
     graph = begun(Unfolding(model, registry, {"x": 2.0, "total": 3.0})).graph
     assert [host.values.tolist() for host in graph.host_inputs] == [[[2.0]], [[3.0]]]
-    for wrong in ({"x": 1.0, "sum": 2.0}, {"total": 1.0}):
-        with pytest.raises(InvalidRequestError, match=r"Named\.unfold does not take this request"):
+    for wrong, said in (
+        (
+            {"x": 1.0, "totl": 2.0},
+            r"it has the unknown 'totl'; the inputs are x, total \(optional\)\. Did you mean 'total'\?",
+        ),
+        ({"total": 1.0}, r"it lacks 'x'; the inputs are"),
+        ({"y": 1.0, 3: 2.0}, r"it has the unknown 'y', '3' and it lacks 'x'"),
+    ):
+        with pytest.raises(InvalidRequestError, match=rf"Named\.unfold does not take this request: {said}"):
             begun(Unfolding(model, registry, wrong))
 
 

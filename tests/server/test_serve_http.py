@@ -334,7 +334,7 @@ def examples(language: str) -> list[str]:
     return [line for block in blocks for line in block.replace("\\\n", "").splitlines() if line.startswith("curl")]
 
 
-@pytest.mark.parametrize("code", examples("python"), ids=["sync", "async", "client", "sequence"])
+@pytest.mark.parametrize("code", examples("python"), ids=["sync", "async", "generate", "client", "sequence"])
 def test_the_python_examples_of_the_docs_run(server, code, capsys):
     if "batchmaker.client" in code:
         pytest.importorskip("httpx", reason="needs httpx, of the extra `client`")

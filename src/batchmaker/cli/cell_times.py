@@ -13,6 +13,7 @@ from batchmaker.cli import options
 from batchmaker.cli.bench.reference import times_s
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.export import example_rows
+from batchmaker.compile.run_form import run_form
 from batchmaker.cost.latency import CellLatency
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import CellType
@@ -32,6 +33,16 @@ def bound_registry(model: Model) -> CellRegistry:
     for request in model.examples:
         Unfolding(model, registry, request).start()
     return registry
+
+
+def forms_in(registry: CellRegistry) -> list[str]:
+    """Say of every bound cell in which form an engine runs it, and why in no faster one."""
+    said = []
+    for cell, bound in zip(registry.types, registry.bound, strict=True):
+        num_sequence = registry.num_sequence_inputs.get(cell.type_id)
+        form = run_form(bound if num_sequence is None else bound.split(num_sequence))
+        said.append(f"an engine runs it as {form.form}{f' ({form.why})' if form.why else ''}")
+    return said
 
 
 def measured_cells(registry: CellRegistry, sizes: Sequence[int], seconds: float, threads: int) -> list[CellLatency]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from batchmaker.cli import options
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
-from batchmaker.cli.cell_times import bound_registry, measured_cells
+from batchmaker.cli.cell_times import bound_registry, forms_in, measured_cells
 from batchmaker.cli.overhead import measured_overhead
 from batchmaker.cli.workload import make_workload
 from batchmaker.cost.latency import CellLatency, LatencyTable
@@ -86,12 +86,13 @@ def profile(
     threads = threads or default_threads()
     built = options.make_model(model, hidden=hidden, layers=layers, dtype=dtype, seed=seed)
     sizes = [1 << power for power in range(largest.bit_length())]
-    cells = measured_cells(bound_registry(built), sizes, seconds, threads)
+    registry = bound_registry(built)
+    cells = measured_cells(registry, sizes, seconds, threads)
     curves = [_curve(cell) for cell in cells]
     width = hidden or (options.default_of(model, "hidden") if "hidden" in known else None)
     named = f"{model}, hidden {width}" if width else model
     about = f"{named}, {dtype}, {threads} thread{'s' if threads > 1 else ''}"
-    _show(about, cells, curves)
+    _show(about, cells, curves, forms_in(registry))
     if json is not None:
         given = {"model": model, "hidden": width, "dtype": dtype, "threads": threads, "machine": machine()}
         rows = [_json_row(cell, curve) for cell, curve in zip(cells, curves, strict=True)]
@@ -149,9 +150,9 @@ def _json_row(cell: CellLatency, curve: Curve) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _show(about: str, cells: Sequence[CellLatency], curves: Sequence[Curve]) -> None:
+def _show(about: str, cells: Sequence[CellLatency], curves: Sequence[Curve], forms: Sequence[str]) -> None:
     console = options.out()
-    for cell, curve in zip(cells, curves, strict=True):
+    for cell, curve, form in zip(cells, curves, forms, strict=True):
         table = Table(title=f"{curve.name} of {about}", title_style="bold")
         for name in ("batch", "ms per step", "p95 ms", "cells/s", "of the best"):
             table.add_column(name, justify="right")
@@ -164,5 +165,6 @@ def _show(about: str, cells: Sequence[CellLatency], curves: Sequence[Curve]) -> 
         console.print(table)
         console.print(
             f"{curve.name}: max_batch [bold]{curve.best}[/bold], "
-            f"the smallest within {TOLERANCE:.0%} of the best throughput\n"
+            f"the smallest within {TOLERANCE:.0%} of the best throughput"
         )
+        console.print(f"{curve.name}: {form}\n", markup=False, highlight=False, soft_wrap=True)

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from batchmaker.compile.dataflow import CannotRewriteError, TracedCell, copied
@@ -287,6 +289,30 @@ class BoundCell:
         None if `warm_up` has not measured it.
         """
         return None if self._node_loop is None else self._node_loop.fastest(batch)
+
+    @property
+    def faster_in_loop(self) -> NDArray[np.bool_] | None:
+        """[n] whether a compiled loop, of chains if it is split, else of single nodes, is faster for so many rows.
+
+        Empty before this is measured; None if there is no loop.
+        """
+        choice = self._node_loop if self._split is None else self._chain_loop
+        return None if choice is None else choice.faster
+
+    @property
+    def no_loop(self) -> str:
+        """Why the step of a split cell has no compiled loop although it is a recurrent one; "" otherwise."""
+        looped = None if self._split is None or self._chain_loop is not None else self._split.looped
+        if looped is None:
+            return ""
+        return (
+            f"no compiled loop for recurrent weights of {str(looped.step.weight_hh.dtype).removeprefix('torch.')} here"
+        )
+
+    @property
+    def runs_module(self) -> bool:
+        """Whether it runs the module as it is, and no program that was made of it."""
+        return isinstance(self._forms.whole() if self._split is None else self._split.step, PlainModule)
 
     def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
         """Return the cell as an LSTM or a GRU with so many inputs per step; None if it computes anything else."""

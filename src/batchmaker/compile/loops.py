@@ -122,6 +122,11 @@ class ChainLoop:
             else:
                 self._faster = choose(self.loop, stepped, batch_sizes)
 
+    @property
+    def faster(self) -> NDArray[np.bool_]:
+        """[n] whether it is faster for so many rows; empty before it is measured."""
+        return self._faster
+
     def fastest(self, batch: int) -> RecurrentLoop | GreedyLoop | None:
         """Return the loop if it is faster for tasks whose largest step has `batch` rows. Measured now if not before."""
         if batch >= len(self._faster):

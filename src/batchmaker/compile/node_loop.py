@@ -350,6 +350,11 @@ class NodeChoice:
         every = np.arange(batch_sizes[-1] + 1)
         self._faster = np.interp(every, sizes, [ratios[n] for n in sizes]) < 1
 
+    @property
+    def faster(self) -> NDArray[np.bool_]:
+        """[n] whether it is faster for so many rows; empty before it is measured."""
+        return self._faster
+
     def fastest(self, batch: int) -> NodeLoop | None:
         """Return the loop if it is faster for tasks whose largest step has `batch` rows; None if that is not known."""
         return self._loop if batch < len(self._faster) and self._faster[batch] else None

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from threading import Lock
 from types import TracebackType
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
 from batchmaker.clock import RealClock
 from batchmaker.engine.answer import Answer
 from batchmaker.engine.catalogue import Catalogue
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.driver import Driver
+from batchmaker.engine.explain import Explanation, explained
 from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.interpreter import tune_interpreter
 from batchmaker.engine.loop import Loop
@@ -40,6 +42,11 @@ from batchmaker.model.structure import owned
 from batchmaker.model.template_cache import ProvenTemplates
 from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.base import CellPolicy, GraphPolicy
+
+_LOG: Final = logging.getLogger("batchmaker.engine")
+
+_END_S: Final = 30.0
+"""Seconds for the threads of an engine to end whose start has failed."""
 
 
 @final
@@ -183,7 +190,12 @@ class Engine:
             return self
         try:
             self._start.run()
-        except BaseException:  # Ctrl-C as well; a thread that is busy for longer than a second is not waited for
+            if self._registry.types:
+                _LOG.info("started: %s", self.explain().line)
+        except Exception:  # said by the thread itself, whose turn ends now, however long it has taken
+            self._workers.stop(drain=False, within_s=_END_S)
+            raise
+        except BaseException:  # Ctrl-C: a thread that is busy for longer than a second is not waited for
             self._workers.stop(drain=False, within_s=0.0 if self.heartbeat.busy_for_s > 1.0 else None)
             raise
         return self
@@ -369,6 +381,13 @@ class Engine:
     def registry(self) -> CellRegistry:
         """The models' bound cells."""
         return self._registry
+
+    def explain(self) -> Explanation:
+        """Return how each cell runs that was used so far: in which form, and why in no faster one. Print it.
+
+        Any thread may call it. It measures nothing; the counts of steps are those since the start.
+        """
+        return explained(self.policy.name, self._registry, self.drivers)
 
     @property
     def num_in_flight(self) -> int:

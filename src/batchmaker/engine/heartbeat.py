@@ -27,6 +27,7 @@ class Heartbeat(NamedTuple):
     alive: it has been started and has not ended. doing: its activity in words, "waiting" while it has nothing to do.
     age_s: seconds since its present turn began; while it waits, since the last one began. busy_for_s: seconds in the
     present turn, 0 while it waits. starting: what the start of the engine does, in words; "" before and after it.
+    compiling: what is compiled for its first use now, in words; "" if nothing is.
     """
 
     alive: bool
@@ -34,13 +35,15 @@ class Heartbeat(NamedTuple):
     age_s: float
     busy_for_s: float
     starting: str = ""
+    compiling: str = ""
 
 
 @final
 class Watchdog:
     """Watches an engine's thread from another thread: answers late requests while a turn takes long, logs a hang once.
 
-    While the engine starts, a long turn is no hang: cells are compiled and tried. Then it logs once what takes long.
+    While cells are compiled and tried, at the engine's start or at their first use, a long turn is no hang; what takes
+    long is logged once then.
 
     now_s: reads the engine's clock. heartbeat: takes a snapshot of the engine's thread. thread: returns the number of
     that thread, None while there is none. answer_late: answers every request whose deadline has passed. hung_after_s:
@@ -63,7 +66,8 @@ class Watchdog:
         self._answer_late = answer_late
         self._hung_after_s = hung_after_s
         self._has_told = False
-        self._starting, self._starting_since_s = "", 0.0
+        self._prepares, self._since_s = "", 0.0
+        self._prepared_s = -math.inf
         self._last_due_s = -1.0
         self._seldom = False
         self._woken = threading.Event()
@@ -97,10 +101,11 @@ class Watchdog:
         beat = self._heartbeat()
         if beat.busy_for_s >= _PATIENCE_S:
             self._answer_late(beat)
-        self._look_at_start(beat.starting)
-        if beat.starting:
+        if self._prepares_cells(beat):
             return
-        hung = beat.alive and beat.busy_for_s >= self._hung_after_s and beat.doing != "stopping"
+        # A turn goes on for a moment after its cells are compiled.
+        busy_s = min(beat.busy_for_s, self._now_s() - self._prepared_s)
+        hung = beat.alive and busy_s >= self._hung_after_s and beat.doing != "stopping"
         if hung and not self._has_told:
             _LOG.warning(
                 "the engine's thread has been busy with one turn for %.1f s (%s); nobody is served meanwhile. Its "
@@ -113,14 +118,25 @@ class Watchdog:
             _LOG.warning("the engine's thread goes on")
         self._has_told = hung
 
-    def _look_at_start(self, starting: str) -> None:
-        """Log what the engine's start does if it takes long. Each thing that it does is logged once."""
-        now_s = self._now_s()
-        if starting != self._starting:
-            self._starting, self._starting_since_s = starting, now_s
-        elif starting and now_s - self._starting_since_s >= self._hung_after_s:
-            _LOG.info("the engine is still starting: it %s, for %.1f s now", starting, now_s - self._starting_since_s)
-            self._starting_since_s = math.inf
+    def _prepares_cells(self, beat: Heartbeat) -> bool:
+        """Whether the engine starts or compiles a cell. Logs what takes long; each thing is logged once."""
+        now_s, prepares = self._now_s(), beat.starting or beat.compiling
+        if prepares:
+            self._prepared_s = now_s
+        if prepares != self._prepares:
+            self._prepares, self._since_s = prepares, now_s
+        elif prepares and now_s - self._since_s >= self._hung_after_s:
+            taken_s, self._since_s = now_s - self._since_s, math.inf
+            if beat.starting:
+                _LOG.info("the engine is still starting: it %s, for %.1f s now", prepares, taken_s)
+            else:
+                _LOG.warning(
+                    "the engine %s for the first request that needs them, for %.1f s now, and serves nobody meanwhile; "
+                    "with an example_request in the model it does so when it starts",
+                    prepares,
+                    taken_s,
+                )
+        return bool(prepares)
 
     def _run(self) -> None:
         while not self._ended:

@@ -45,7 +45,8 @@ class Loop:
 
     remake: makes the driver that goes on in place of one that has failed. on_settled, left: see Unanswered; on_settled
     must not raise. give_up_late: whether requests fail at their deadlines; then they also do so while a turn takes
-    long. starting: what the engine does while it starts, in words; "" otherwise. aged_every: see WaitingLine.
+    long. starting: what the engine does while it starts, in words, and the cell that is compiled; "" otherwise.
+    aged_every: see WaitingLine.
     is_running: whether the thread has been started. on_idle: called in the loop's thread when no request is left.
     on_failed: called there after a failure that ends the engine.
     """
@@ -59,7 +60,7 @@ class Loop:
         *,
         give_up_late: bool = True,
         left: Callable[[int], None] = lambda _: None,
-        starting: Callable[[], str] = lambda: "",
+        starting: Callable[[], tuple[str, str]] = lambda: ("", ""),
         aged_every: int | None = AGED_EVERY,
     ) -> None:
         self._driver = driver
@@ -110,8 +111,8 @@ class Loop:
         alive = self._thread is not None and self._thread.is_alive()
         waits, since_s, doing = self._waits, self._since_s, self._doing
         age_s = max(0.0, self._clock.now_s() - since_s) if alive else 0.0
-        starting = self._starting() if alive else ""
-        return Heartbeat(alive, "waiting" if waits else doing, age_s, 0.0 if waits else age_s, starting)
+        starting, compiling = self._starting() if alive else ("", "")
+        return Heartbeat(alive, "waiting" if waits else doing, age_s, 0.0 if waits else age_s, starting, compiling)
 
     def start(self) -> bool:
         """Start driver and thread. False if that was done before. Raises StoppedError after `stop`."""

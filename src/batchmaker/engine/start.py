@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, final
 
+from batchmaker.compiled import is_compiling
 from batchmaker.engine.answer import Answer
 from batchmaker.engine.catalogue import Catalogue
 from batchmaker.engine.cell_driver import CellDriver
@@ -49,10 +50,11 @@ class Start:
         self._doing = ""
 
     @property
-    def said(self) -> str:
-        """What the start does now, in words; "" before and after it. Any thread may ask."""
+    def said(self) -> tuple[str, str]:
+        """What the start does now, and what is compiled now, in words; "" where nothing is. Any thread may ask."""
         doing, cell = self._doing, self._registry.binding
-        return f"{doing}: compiles cell {cell!r}" if doing and cell else doing
+        compiled = f"compiles cell {cell!r}" if cell else "compiles the loops of cells" if is_compiling() else ""
+        return f"{doing}: {compiled}" if doing and compiled else doing, compiled
 
     def run(self) -> None:
         """Prove and materialise the cells, and measure what they cost. Raises ModelError if an example fails."""

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.compile.run_form import A_NUMBER
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import NO_LOOP
 from batchmaker.model.scope import OpenLoop
@@ -114,7 +115,7 @@ class StopTests:
         return number
 
     def _added(self, until: Any) -> int:
-        is_constant = isinstance(until, int | np.integer) and -(2**63) <= until < 2**63
+        is_constant = _is_constant(until)
         if self._free:
             number = self._free.pop()
             self._tests[number], self._users[number] = until, 0
@@ -166,6 +167,18 @@ class StopTests:
             node = nodes[place]
             self.over[node + 1 : self.last[node] + 1] = True
         return ended, tuple(failed)
+
+
+def said_end(until: Any) -> str:
+    """Return what a test is, in words: A_NUMBER for one that compiled loops make themselves."""
+    if _is_constant(until):
+        return A_NUMBER
+    name = getattr(until, "__name__", None) or type(until).__name__
+    return f"the function {name!r}" if callable(until) else f"a {type(until).__name__}"
+
+
+def _is_constant(until: Any) -> bool:
+    return isinstance(until, int | np.integer) and bool(-(2**63) <= until < 2**63)
 
 
 def _holds(until: Any, values: Tensor, places: Nodes) -> NDArray[np.bool_]:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
 from batchmaker.clock import Clock
+from batchmaker.compile.run_form import AT_ITS_LENGTH
 from batchmaker.engine.arrivals import Arrivals
 from batchmaker.engine.driver import blamed
 from batchmaker.engine.request import InFlight, Settled, Ticket
 from batchmaker.engine.stats import DriverStats
+from batchmaker.engine.stop_tests import said_end
 from batchmaker.errors import RAISED_BY_USERS
 from batchmaker.graph.spec import CellType
 from batchmaker.model.cell import Cell
@@ -111,6 +113,7 @@ class Unfolder:
                 assert isinstance(unfolding, Unfolding)  # a template never waits for values
                 try:
                     sent = unfolding.resume(request.value)
+                    self._note_loops(unfolding)
                 except RAISED_BY_USERS as error:  # the model's own code, or what it yielded
                     request.error = blamed(error)
                     self._learn_types(events)
@@ -146,9 +149,18 @@ class Unfolder:
             types = self._models[ticket.model_id]
             unfolding = Unfolding(ticket.model, types, ticket.request, self._max_nodes, before=before)
             unfolding.start()
+            self._note_loops(unfolding)
         finally:
             self._learn_types(events)
         return unfolding
+
+    def _note_loops(self, unfolding: Unfolding) -> None:
+        """Note at what the chains of new nodes end, for `Engine.explain`."""
+        loops, ends = unfolding.loops, self._registry.ends
+        for run in unfolding.graph.runs:
+            ends.setdefault(run.type_id, {})[said_end(loops[run.first].until) if run.open_ended else AT_ITS_LENGTH] = (
+                None
+            )
 
     def _note(self, ticket: Ticket, sight: Sight | None, unfolding: Unfolding) -> None:
         """Let the templates see a request that was unfolded. If that raises, it is served without a template."""

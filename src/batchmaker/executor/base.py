@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.compile.run_form import RunForm
 from batchmaker.errors import said_by
 from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.commands import Reserve, RunTask, TableId
@@ -78,6 +79,27 @@ def failed_result(task: RunTask, first: int, error: BaseException, end: int | No
     reason = f"a step of this request failed: {said_by(error)}"
     positions = range(task.begin_of(first), task.begin_of(end))
     return StepsResult(task.task, first, end, (), tuple((position, reason) for position in positions), 0.0)
+
+
+@dataclass(slots=True)
+class RunCounts:
+    """How many steps of a cell type have run in one call for a task, and how many one by one."""
+
+    in_loop: int = 0
+    one_by_one: int = 0
+
+
+@runtime_checkable
+class TellsForms(Protocol):
+    """An executor that can tell in which form a cell runs on its device."""
+
+    def run_form(self, type_id: TypeId, num_sequence_inputs: int | None, ends: frozenset[str]) -> RunForm:
+        """Return the form, and why no faster one. num_sequence_inputs: None for single nodes. ends: see run_form."""
+        ...
+
+    def counted(self, type_id: TypeId) -> RunCounts:
+        """Return the counts of a cell type since the start."""
+        ...
 
 
 class Executor(Protocol):

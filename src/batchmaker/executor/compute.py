@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from batchmaker.compile.binding import BoundCell
+from batchmaker.compile.run_form import RunForm, run_form
 from batchmaker.errors import OptionError
-from batchmaker.executor.base import StepsResult
+from batchmaker.executor.base import RunCounts, StepsResult
 from batchmaker.executor.tables import StateTables
 from batchmaker.executor.task_steps import HOISTED_SIZES, TaskRunner
 from batchmaker.graph.spec import CellType, TypeId
@@ -76,6 +77,15 @@ class ComputingExecutor(ABC):
         finally:
             torch.set_num_threads(before)
             self._runner.in_loops = True
+
+    def run_form(self, type_id: TypeId, num_sequence_inputs: int | None, ends: frozenset[str]) -> RunForm:
+        """See TellsForms."""
+        cell = self._cells[type_id]
+        return run_form(cell if num_sequence_inputs is None else cell.split(num_sequence_inputs), ends)
+
+    def counted(self, type_id: TypeId) -> RunCounts:
+        """See TellsForms."""
+        return self._runner.counts[type_id]
 
     def reserve(self, command: Reserve) -> None:
         """Create or grow state tables. If rows must move, no step may be running."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, final
@@ -16,11 +17,11 @@ from torch import Tensor
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.export import example_rows
 from batchmaker.errors import RAISED_BY_USERS, said_by
-from batchmaker.executor.base import LoopTests, StepsResult
+from batchmaker.executor.base import LoopTests, RunCounts, StepsResult
 from batchmaker.executor.by_table import by_table
 from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.executor.task_loop import run_in_loop
-from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.model.batch_sizes import size_ladder
 from batchmaker.scheduler.commands import ZERO_TABLE, Rows, RowSource, RunTask, TableId, TaskLanes, within
 
@@ -41,7 +42,8 @@ the end of a long task."""
 class TaskRunner:
     """Runs tasks on one set of state tables. Several threads may use it, since their tasks use different rows.
 
-    in_loops: whether tasks may run in compiled loops. The first use of a loop compiles and measures it.
+    in_loops: whether tasks may run in compiled loops. The first use of a loop compiles and measures it. counts: of the
+    steps of each type that have run since then.
     """
 
     def __init__(self, types: Sequence[CellType], cells: Sequence[BoundCell], tables: StateTables) -> None:
@@ -49,11 +51,13 @@ class TaskRunner:
         self._cells = cells
         self._tables = tables
         self.in_loops = True
+        self.counts: defaultdict[TypeId, RunCounts] = defaultdict(RunCounts)
 
     def begin(self, task: RunTask, tests: LoopTests | None = None) -> RunningTask:
         """Return a task of which no step has run. tests: stop tests to apply between its steps, or None."""
         cell_type, cell = self._types[task.type_id], self._cells[task.type_id]
-        return RunningTask(task, cell_type, cell, self._tables, tests, self.in_loops)
+        counts = self.counts[task.type_id] if self.in_loops else RunCounts()
+        return RunningTask(task, cell_type, cell, self._tables, tests, self.in_loops, counts)
 
 
 @final
@@ -61,8 +65,8 @@ class RunningTask:
     """A task while it is computed. num_finished: how many of its steps have run."""
 
     __slots__ = (
-        "_bad", "_cell", "_ends", "_fetched", "_hoisted", "_in_loop", "_name", "_sizes", "_skipped", "_stopped",
-        "_tables", "_task", "_tests", "_watched", "num_finished",
+        "_bad", "_cell", "_counts", "_ends", "_fetched", "_hoisted", "_in_loop", "_name", "_sizes", "_skipped",
+        "_stopped", "_tables", "_task", "_tests", "_watched", "num_finished",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +77,7 @@ class RunningTask:
         tables: StateTables,
         tests: LoopTests | None,
         in_loop: bool,
+        counts: RunCounts,
     ) -> None:
         self._task = task
         self._sizes = cell_type.batch_sizes
@@ -82,6 +87,7 @@ class RunningTask:
         self._tables = tables
         self._tests = tests
         self._in_loop = in_loop
+        self._counts = counts
         self._skipped: NDArray[np.bool_] = _NO_FLAGS
         self._stopped: NDArray[np.bool_] = _NO_FLAGS
         self._ends: list[int] = []
@@ -97,6 +103,7 @@ class RunningTask:
         looped = run_in_loop(task, self._cell, self._tables, self._tests) if first == 0 and self._in_loop else None
         if looped is not None:
             self.num_finished = end = len(task.ends)
+            self._counts.in_loop += end
             busy_s = time.perf_counter() - began
             return StepsResult(task.task, 0, end, looped.fetched, (), busy_s, looped.stopped, looped.skipped)
         if not self._ends:
@@ -111,6 +118,7 @@ class RunningTask:
                 busy_s = time.perf_counter() - began
                 if self.num_finished == len(self._ends) or busy_s >= REPORT_S:
                     break
+        self._counts.one_by_one += self.num_finished - first
         brought = tuple([parts[0] if len(parts) == 1 else torch.cat(parts) for parts in self._fetched])
         self._fetched = [[] for _ in task.fetches]
         result = StepsResult(task.task, first, self.num_finished, brought, tuple(failed), busy_s)

@@ -24,6 +24,14 @@ def foreign(where: str) -> InvalidRequestError:
     )
 
 
+def never_computed(where: str) -> InvalidRequestError:
+    """Return the error for the output of a run over an empty sequence."""
+    return InvalidRequestError(
+        f"{where}: got an output of a run over an empty sequence, which has none; only its state, the last outputs, is "
+        "there: that is `init`"
+    )
+
+
 def common_length(cell: CellType, arguments: Sequence[SequenceArgument]) -> int:
     """Return the number of elements of each sequence. InvalidRequestError if they differ or one is empty."""
     length = len(arguments[0]) if arguments else 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import linecache
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, NoReturn
 
 from batchmaker.errors import HandleError
@@ -18,6 +20,7 @@ _COMPUTE: Final = (
 )
 _LOOK: Final = "__int__ __float__ __complex__ __index__ __lt__ __le__ __gt__ __ge__ __contains__"
 _OURS: Final = ("batchmaker", "torch", "numpy")
+_LIBRARY: Final = sysconfig.get_path("stdlib")
 
 COMPUTED: Final = (
     "cells compute, an unfold function only says which: put this into a module, bm.Cell(module), and call that cell on "
@@ -30,14 +33,32 @@ _LIKE_A_TENSOR: Final = "its shape and dtype, without the batch, are in `.spec`;
 def at_line() -> str:
     """Return the position in the unfold function, "file:line, `its text`: ", for the start of a message."""
     frame = sys._getframe(1)
-    while frame.f_back is not None:
-        name = str(frame.f_globals.get("__name__")).split(".")
-        if name[0] not in _OURS or name[:2] == ["batchmaker", "models"]:
-            break
+    while frame.f_back is not None and not _is_users(frame):
         frame = frame.f_back
-    path, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{_said(frame, frame.f_lineno)}: "
+
+
+def line_of(error: BaseException) -> str:
+    """Return the position in the unfold function from which an error came, "file:line, `its text`"; "" if unknown."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        if _is_users(trace.tb_frame):
+            found = _said(trace.tb_frame, trace.tb_lineno)
+        elif found:
+            break
+        trace = trace.tb_next
+    return found
+
+
+def _is_users(frame: FrameType) -> bool:
+    path, name = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
+    return name.split(".")[0] not in _OURS and not (path.startswith(_LIBRARY) and "site-packages" not in path)
+
+
+def _said(frame: FrameType, line: int) -> str:
+    path = frame.f_code.co_filename
     text = linecache.getline(path, line).strip()
-    return f"{Path(path).name}:{line}{f', `{text}`' if text else ''}: "
+    return f"{Path(path).name}:{line}{f', `{text}`' if text else ''}"
 
 
 def misused(what: str, advice: str) -> HandleError:
@@ -53,6 +74,8 @@ def refuses_to_be_the_value(kind: type[Any]) -> type[Any]:
                 setattr(kind, name, _refusal(what, advice))
     kind.__torch_function__ = classmethod(_refusal("computes with", COMPUTED))
     kind.__getattr__ = _missing
+    kind.__setitem__ = _refusal("writes into", COMPUTED)
+    kind.__format__ = _formatted  # type: ignore[assignment]
     return kind
 
 
@@ -61,6 +84,12 @@ def _refusal(what: str, advice: str) -> Callable[..., NoReturn]:
         raise misused(what, advice)
 
     return refuse
+
+
+def _formatted(self: Any, form: str) -> str:
+    if form:
+        raise misused("formats", WAITED_FOR)
+    return str(self)
 
 
 def _missing(self: Any, name: str) -> NoReturn:

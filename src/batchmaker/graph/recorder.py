@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError
-from batchmaker.graph.argument_errors import common_length, foreign, misfit
+from batchmaker.graph.argument_errors import common_length, foreign, misfit, never_computed
 from batchmaker.graph.calls import LAID_OUT, CallNumbers, Calls, DataLayout, host_input
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, NodeBlock, Run
 from batchmaker.graph.constants import ascending, from_host, nodes_of, of_type
@@ -180,10 +180,14 @@ class Recorder:
         if value.origin is not self:
             raise foreign("the result or a `yield` of unfold")
         if isinstance(value, Value):
+            if value.is_missing:
+                raise never_computed("the result or a `yield` of unfold")
             key = (value.node, value.output)
             if key not in self._fetched:
                 self._fetched.add(key)
                 self._asked.append(key)
+            return
+        if len(value.numbers) == 0:
             return
         self._add_asked()
         if value.open_ended:
@@ -193,6 +197,8 @@ class Recorder:
                     f"output {value.output} of a loop with `until`: its steps were first asked for after the loop had "
                     "been handed over, and some may be gone; take `.steps` before the next `yield`"
                 )
+            if key[0] < self._graph.first:
+                return
             self._fetched_loops.add(key)
         self._graph.fetches.append(Fetch(nodes_of(value), value.output))
 
@@ -230,6 +236,8 @@ class Recorder:
     def check(self, cell: CellType, port: int, argument: Argument | SequenceArgument) -> None:
         """ShapeError unless the input accepts the argument, InvalidRequestError if it belongs to another request."""
         of = argument if isinstance(argument, HostValues) else argument.of
+        if type(argument) is Value and argument.is_missing:
+            raise never_computed(f"cell {cell.name!r}, input {port}")
         spec, declared = of.spec, cell.inputs[port]
         if spec is not declared and not spec.is_like(declared):
             raise misfit(cell, port, spec)

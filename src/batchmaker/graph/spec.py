@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NewType
 
 from batchmaker.errors import ModelError
@@ -54,7 +54,7 @@ class CellType:
 
     batch_sizes: sizes at which the cell may run, ascending; the executor pads a batch in between. priority: larger runs
     first among types that satisfy the same criterion of Algorithm 1. host_outputs: indices of the outputs that travel
-    to the host after every step.
+    to the host after every step. form_of: the type of the same cell in chains with another number of inputs per step.
     """
 
     type_id: TypeId
@@ -64,6 +64,12 @@ class CellType:
     batch_sizes: tuple[int, ...]
     priority: int = 0
     host_outputs: tuple[int, ...] = ()
+    form_of: TypeId | None = None
+
+    def in_form(self, type_id: TypeId, num_sequence_inputs: int) -> CellType:
+        """Return the type of the same cell in chains with so many inputs per step. They run apart from the others."""
+        form = {0: "loop", 1: "run"}.get(num_sequence_inputs, f"run {num_sequence_inputs}")
+        return replace(self, type_id=type_id, name=f"{self.name} {form}", form_of=self.type_id)
 
     @property
     def watched(self) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, final, overload
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, Protocol, cast, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,10 +94,18 @@ class Hold:
 @final
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The steps of a run or loop, known at its end: the first step, and whether the run may stop at any step."""
+    """The steps of a run or loop, known at its end: the first step, and whether the run may stop at any step.
+
+    values: of a loop that may, by output, the values of all steps that the unfold function has waited for.
+    """
 
     first: int
     open_ended: bool
+    values: dict[int, Any] = field(default_factory=dict)
+
+
+_MISSING: Final = -1
+"""The node of a value that is not there."""
 
 
 @final
@@ -149,20 +157,30 @@ class Value:
         """
         if self._chain is None:
             raise ModelError(
-                "only the outputs of cell.run(...), cell.loop(...) and bm.while_loop(...) have steps; "
+                f"{at_line()}only the outputs of cell.run(...), cell.loop(...) and bm.while_loop(...) have steps; "
                 "this value is the output of a single cell call"
             )
         if isinstance(self._chain, Collected):
             return self._chain.steps
         numbers = range(self._chain.first, self.node + 1)
-        steps = ValueSequence(numbers, self.of, open_ended=self._chain.open_ended, holds=self._holds)
-        if steps.open_ended:
-            self.origin.fetch(steps)
+        if not self._chain.open_ended:
+            return ValueSequence(numbers, self.of, holds=self._holds)
+        steps = ValueSequence(numbers, self.of, open_ended=self._chain.values, holds=self._holds)
+        self.origin.fetch(steps)
         return steps
 
     def at(self, index: Value | int) -> Value:
         """Return the step that a computed number names, of the run that ends here; see ValueSequence.at."""
         return self.steps.at(index)
+
+    def after_no_step(self) -> Value:
+        """Return this value as the end of a run without steps: its `steps` are empty."""
+        return Value(self.node, self.of, self._holds, Chain(self.node + 1, open_ended=False))
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it is the output of a run without steps, so that there is no such value; see `missing`."""
+        return self.node == _MISSING
 
     @property
     def ends_open_loop(self) -> bool:
@@ -170,7 +188,7 @@ class Value:
         return self._chain is not None and self._chain.open_ended
 
     def __repr__(self) -> str:
-        return f"Value({self.spec} of node {self.node}, not computed yet)"
+        return "Value(of no step)" if self.is_missing else f"Value({self.spec} of node {self.node}, not computed yet)"
 
     def __bool__(self) -> bool:
         raise ModelError(f"{at_line()}a value is not known while the request is unfolded; `yield` it to wait for it")
@@ -185,6 +203,9 @@ class Value:
     def __iter__(self) -> Iterator[Value]:
         raise ModelError(f"{at_line()}this cell has one output; do not unpack it (use `.steps` for a run's sequence)")
 
+    def __len__(self) -> int:
+        raise misused("asks for the length of", "that of a value of shape [n, ...] is `.spec.shape[0]`")
+
     def __getitem__(self, index: object) -> NoReturn:
         raise misused(
             "indexes",
@@ -193,25 +214,47 @@ class Value:
         )
 
 
+def missing(index: int, spec: ValueSpec, origin: Origin) -> Value:
+    """Return the handle to an output of a run without steps. Its `steps` are empty; any other use is an error."""
+    return Value(_MISSING, Output(index, spec, origin), None, Chain(0, open_ended=False))
+
+
 @final
 @refuses_to_be_the_value
 class ValueSequence:
     """The same output of several nodes, in order: the return value of `map` and `tree`, and a run's `steps`.
 
     It can be indexed (also by an array, tensor or list of indices), sliced, reversed, iterated and passed to `run` and
-    `map`. `open_ended` marks the steps of a loop whose length depends on values: such a sequence can only be returned.
-    numbers: its nodes, as a range if they are consecutive. holds: objects that must live as long as it and its values.
+    `map`. numbers: its nodes, as a range if they are consecutive. open_ended: for the steps of a loop whose length
+    depends on values, the values of its steps by output, as far as they are known. Such a sequence can be returned and
+    yielded; when it has been yielded, it stands for its values. holds: objects that must live as long as it and its
+    values.
     """
 
-    __slots__ = ("_holds", "numbers", "of", "open_ended")
+    __slots__ = ("_holds", "_values", "numbers", "of")
 
     def __init__(
-        self, numbers: NodeArray | range, of: Output, *, open_ended: bool = False, holds: object = None
+        self, numbers: NodeArray | range, of: Output, *, open_ended: dict[int, Any] | None = None, holds: object = None
     ) -> None:
         self.numbers = numbers
         self.of = of
-        self.open_ended = open_ended
+        self._values = open_ended
         self._holds = holds
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether these are the steps of a loop that may stop at any step."""
+        return self._values is not None
+
+    @property
+    def values(self) -> Any:
+        """The values of an open-ended sequence that the unfold function has waited for, [count, *shape]; else None."""
+        return None if self._values is None else self._values.get(self.of.index)
+
+    def know(self, values: Any) -> None:
+        """Note the values of an open-ended sequence. They must not change."""
+        assert self._values is not None
+        self._values[self.of.index] = values
 
     @property
     def nodes(self) -> NodeArray:
@@ -235,12 +278,14 @@ class ValueSequence:
         return self.of.origin
 
     def __len__(self) -> int:
-        if self.open_ended:
+        if self._values is None:
+            return len(self.numbers)
+        if self.values is None:
             raise ModelError(
-                "the length of a loop with `until` is not known while unfolding; return its steps, "
-                "or write the loop with `yield`"
+                f"{at_line()}the length of a loop with `until` is not known while unfolding; return its steps, or wait "
+                "for them: `words = yield loop.steps`"
             )
-        return len(self.numbers)
+        return len(self.values)
 
     @overload
     def __getitem__(self, index: int) -> Value: ...
@@ -248,6 +293,8 @@ class ValueSequence:
     def __getitem__(self, index: slice | NDArray[np.integer] | list[int]) -> ValueSequence: ...
     def __getitem__(self, index: int | slice | NDArray[np.integer] | list[int]) -> Value | ValueSequence:
         length = len(self)
+        if self.open_ended:
+            return cast(Value, self._value_at(index))
         if isinstance(index, slice):
             return ValueSequence(self.numbers[index], self.of, holds=self._holds)
         if not isinstance(index, int | np.integer):
@@ -258,6 +305,18 @@ class ValueSequence:
         if not -length <= index < length:
             raise InvalidRequestError(f"index {index} is outside a sequence of {length} values")
         return Value(int(self.numbers[index]), self.of, self._holds)
+
+    def _value_at(self, index: Any) -> Any:
+        """Return values, [count, *shape], or one: a number if it is a scalar."""
+        values = self.values
+        if isinstance(index, slice):
+            return values[list(range(len(values))[index])]
+        if not isinstance(index, int | np.integer):
+            return values[_as_index(index)]
+        if not -len(values) <= index < len(values):
+            raise InvalidRequestError(f"index {index} is outside a sequence of {len(values)} values")
+        value = values[int(index)]
+        return value.clone() if value.ndim else value.item()
 
     def _picked(self, index: NDArray[np.integer], length: int) -> NodeArray:
         if index.ndim != 1 or index.dtype.kind not in "iu":
@@ -279,12 +338,21 @@ class ValueSequence:
         """
         return self.of.origin.pick(self, index) if isinstance(index, Value) else self[index]
 
+    def __eq__(self, other: object) -> bool:
+        raise ModelError(
+            f"{at_line()}values are not known while the request is unfolded; `yield` them and compare then"
+        )
+
+    __hash__ = object.__hash__
+
     def __iter__(self) -> Iterator[Value]:
-        len(self)
+        length = len(self)
+        if self.open_ended:
+            return map(self._value_at, range(length))
         return (Value(node, self.of, self._holds) for node in self.nodes.tolist())
 
     def __reversed__(self) -> Iterator[Value]:
-        return iter(self[::-1])
+        return map(self.__getitem__, reversed(range(len(self))))
 
     def __repr__(self) -> str:
         return f"ValueSequence({len(self.numbers)} x {self.spec}, not computed yet)"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from batchmaker.compile.declaration import Declared
 from batchmaker.compiled import int64s
 from batchmaker.errors import InvalidRequestError
-from batchmaker.graph.argument_errors import foreign
+from batchmaker.graph.argument_errors import foreign, never_computed
 from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
@@ -52,9 +52,10 @@ def single(cell: CalledCell, argument: Any, known: CellType | None, port: int) -
 def column(cell: CalledCell, sequence: Any, known: CellType | None, port: int) -> SequenceArgument:
     """Return a sequence for an input, one element per call. known: the cell's type, or None at first use."""
     if type(sequence) is ValueSequence:
-        if sequence.open_ended:
-            len(sequence)  # a loop that ends at a value has no length yet, which is an error here
-        return sequence
+        if not sequence.open_ended:
+            return sequence
+        len(sequence)  # an error if the loop has no length yet
+        sequence = sequence.values
     if type(sequence) is np.ndarray and known is not None and port < len(known.inputs):
         rows = rows_as_declared(sequence, known.inputs[port])
         if rows is not None:
@@ -105,6 +106,29 @@ def is_several(parts: tuple[Any, ...]) -> bool:
     )
 
 
+def is_empty(sequence: Any) -> bool:
+    """Whether this is a sequence without elements. False for anything that is no sequence, or has no length yet."""
+    kind: type[Any] = type(sequence)
+    if type(sequence) is StandIn:
+        return sequence.is_sequence and len(sequence) == 0
+    if kind is ValueSequence:
+        return len(sequence.numbers) == 0
+    if kind is Value:
+        return bool(sequence.spec.shape[:1] == (0,))
+    if isinstance(sequence, np.ndarray | torch.Tensor):
+        return tuple(sequence.shape[:1]) == (0,)
+    return isinstance(sequence, list | tuple) and not sequence
+
+
+def likely_element(sequence: Any, float_dtype: str) -> ValueSpec:
+    """Return the spec of what an empty sequence would hold; a token if nothing tells."""
+    if type(sequence) is ValueSequence:
+        return sequence.spec
+    if type(sequence) is not StandIn and isinstance(sequence, np.ndarray | torch.Tensor) and sequence.ndim > 1:
+        return ValueSpec(tuple(sequence.shape[1:]), float_dtype)
+    return ValueSpec((), "int64")
+
+
 def reversed_data(sequence: Any) -> Any:
     """Return data or a sequence of values in reverse order."""
     if type(sequence) is StandIn:
@@ -121,6 +145,8 @@ def _declared(cell: CalledCell, known: CellType | None, port: int) -> ValueSpec 
 
 def sequence_of(values: Sequence[Value], where: str) -> ValueSequence:
     """Make a sequence of the values of one output. The sequence keeps the values alive."""
+    if any(value.is_missing for value in values):
+        raise never_computed(where)
     kinds = {value.of for value in values}
     if len({id(of.origin) for of in kinds}) > 1:
         raise foreign(where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
+from operator import index
 from typing import Any, Final, cast, final
 
 import numpy as np
@@ -13,20 +14,30 @@ from torch import nn
 
 from batchmaker.compile.binding import traced
 from batchmaker.compile.declaration import Declared, checked_module, declared_by, state_specs
-from batchmaker.compile.export import flat_module
+from batchmaker.compile.export import flat_module, infer_outputs
 from batchmaker.compile.opaque import Opaque, float_dtype_of
 from batchmaker.compile.programs import AnyProgram, Programs, ReadProgram, module_of
 from batchmaker.compile.row_trial import RowsError
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
-from batchmaker.graph.argument_errors import misfit
+from batchmaker.graph.argument_errors import misfit, never_computed
 from batchmaker.graph.calls import Calls
+from batchmaker.graph.misuse import misused
 from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
-from batchmaker.graph.values import HostValues, Value, ValueSequence
-from batchmaker.model.arguments import as_floats, column, fitted, is_several, single, where
+from batchmaker.graph.values import HostValues, Value, ValueSequence, missing
+from batchmaker.model.arguments import (
+    as_floats,
+    column,
+    fitted,
+    is_empty,
+    is_several,
+    likely_element,
+    single,
+    where,
+)
 from batchmaker.model.batch_sizes import default_batch_sizes
-from batchmaker.model.elements import INDEX, Element
+from batchmaker.model.elements import INDEX, Element, Same
 from batchmaker.model.host_values import CallData
 from batchmaker.model.scope import Given, OpenLoop, UnfoldingScope, current_scope, scope_of
 from batchmaker.model.stand_ins import StandIn
@@ -182,12 +193,15 @@ class Cell:
         cell takes several inputs per step, a tuple of those. init: the initial state, one value or a tuple. It is zeros
         if omitted, and so are parts that are None.
 
-        Returns the last step's output (or a tuple of outputs); `.steps` of each is the sequence over all steps.
+        Returns the last step's output (or a tuple of outputs); `.steps` of each is the sequence over all steps. If the
+        sequence is empty and `init` is given, the state that is returned is `init`; the other outputs have no value.
         """
         scope = scope_of(self)
         is_tuple = type(sequence) is not StandIn and isinstance(sequence, tuple)
-        parts: Sequence[Any] = sequence if is_tuple and is_several(sequence) else (sequence,)
+        parts: Sequence[Any] = sequence if is_tuple and sequence and is_several(sequence) else (sequence,)
         scope, parts, init = self._placed(scope, parts, init)
+        if init is not None and all(map(is_empty, parts)):
+            return self._not_run(scope, tuple(parts), init)
         return self._chain(scope, self._elements(scope, parts), init, None, None)
 
     def loop(self, init: Any, *, until: Any = None, max_steps: int) -> Any:
@@ -198,6 +212,14 @@ class Cell:
         takes an array of watched values, one per request, and returns an array of bools. Returns the same as `run`.
         """
         scope = scope_of(self)
+        if type(until) is Value or type(until) is ValueSequence:
+            raise misused("ends a loop at", "a function as `until` looks at the watched output of the cell itself")
+        try:
+            max_steps = index(max_steps)
+        except TypeError:
+            raise InvalidRequestError(
+                f"{where(self)}: max_steps must be a whole number, got {type(max_steps).__name__}"
+            ) from None
         own, _, init = self._placed(scope, (), init)
         if own is not scope and until is not None:
             raise ModelError(
@@ -330,13 +352,51 @@ class Cell:
             known = self._learned(scope, columns, state or [None] * len(specs), specs, error)
             columns = fitted(self, columns, known)
             state = None if state is None else fitted(self, state, known, len(columns))
+        known = scope.types.in_runs(known, len(columns))
         outputs = scope.recorder.run(known, columns, state, max_steps=max_steps, open_ended=until is not None)
-        scope.types.use_in_runs(known, len(columns))
         if until is not None:
             watched = self.host_outputs[0] if self.host_outputs else 0
             first = int(outputs[watched].steps.nodes[0])  # asking for the steps brings them to the host
             scope.loops[first] = OpenLoop(first, outputs[0].node, until)
         return _one_or_all(outputs)
+
+    def _not_run(self, scope: UnfoldingScope, sequences: tuple[Any, ...], init: Any) -> Any:
+        """Return the outputs of a run over empty sequences."""
+        known, first = scope.types.known(self), len(sequences)
+        try:
+            state = self._state(init, known, first)
+        except ShapeError:  # the cell may have been called with other shapes first
+            known, state = None, self._state(init, None, first)
+        assert state is not None
+        if any(value is None for value in state) or (known is not None and len(known.inputs) != first + len(state)):
+            wanted = "a value for each part" if known is None else f"{len(known.inputs) - first} values"
+            raise InvalidRequestError(
+                f"{where(self)}: the sequence is empty, so `init` is the result, and needs {wanted} of the state, none "
+                f"of them None; got {len(state)}"
+            )
+        ends = [end_of_no_step(scope, value) for value in state if value is not None]
+        outputs = self._outputs_of_no_step(known, sequences, tuple([end.spec for end in ends]))
+        others = [missing(k, spec, scope.recorder) for k, spec in enumerate(outputs[: len(outputs) - len(ends)])]
+        return _one_or_all((*others, *ends))
+
+    def _outputs_of_no_step(
+        self, known: CellType | None, sequences: tuple[Any, ...], state: tuple[ValueSpec, ...]
+    ) -> tuple[ValueSpec, ...]:
+        """Return the outputs' specs. A cell that was not called yet is tried with its state and likely elements."""
+        if known is not None:
+            return known.outputs
+        if self.declared is not None:
+            return self.declared.outputs
+        inputs = (*[likely_element(sequence, self.float_dtype) for sequence in sequences], *state)
+        found: tuple[ValueSpec, ...] = ()
+        with suppress(ModelError), torch.random.fork_rng(devices=[]):
+            found = infer_outputs(flat_module(self.module), inputs, where(self))
+        if len(found) < len(state):
+            raise InvalidRequestError(
+                f"{where(self)}: the sequence is empty, and the cell has not been called before, so that nothing tells "
+                "how many outputs it has; give the model an example_request"
+            )
+        return found
 
     def _state(self, init: Any, known: CellType | None, first: int) -> list[Argument | None] | None:
         """Return the initial state, the inputs from `first` on, with None for zeros; None if it is not given."""
@@ -374,7 +434,7 @@ class Cell:
         given = (*columns, *init[: len(state)])
         try:
             known = self._type_of(scope, given, error, state)
-            scope.types.use_in_runs(known, len(columns))  # raises if the cell returns another state than it takes
+            scope.types.in_runs(known, len(columns))  # raises if the cell returns another state than it takes
             return known
         except RowsError:
             raise
@@ -385,7 +445,7 @@ class Cell:
                 with suppress(ModelError):
                     learnt = scope.types.known(self) is not None
                     known = self._type_of(scope, given, (error or first) if learnt else None, floats)
-                    scope.types.use_in_runs(known, len(columns))
+                    scope.types.in_runs(known, len(columns))
                     return known
             if error is not None:
                 raise error from None
@@ -407,6 +467,8 @@ class Cell:
 
 def elements(scope: UnfoldingScope, value: Value) -> ValueSequence:
     """Return a value of shape [n, *shape] as a sequence of n values. A node of its own copies each element out."""
+    if value.is_missing:
+        raise never_computed("a sequence")
     spec, count = value.spec, value.spec.shape[0]
     cell = _ELEMENTS.get(spec) or _ELEMENTS.setdefault(spec, Cell(Element(), name="element"))
     known = scope.types.known(cell) or scope.types.learn(cell, (spec, INDEX))
@@ -414,6 +476,18 @@ def elements(scope: UnfoldingScope, value: Value) -> ValueSequence:
     (sequence,) = scope.recorder.map(known, [repeated, HostValues(np.arange(count), count, INDEX)])
     return sequence
 
+
+def end_of_no_step(scope: UnfoldingScope, argument: Argument) -> Value:
+    """Return an argument as the end of a run without steps. A node of its own copies it."""
+    spec = argument.spec
+    cell = _SAME.get(spec) or _SAME.setdefault(spec, Cell(Same(), name="same"))
+    known = scope.types.known(cell) or scope.types.learn(cell, (spec,))
+    (value,) = scope.recorder.node(known, [argument])
+    return value.after_no_step()
+
+
+_SAME: Final[dict[ValueSpec, Cell]] = {}
+"""The cells that copy values, by spec. Shared by all models of the process."""
 
 _ELEMENTS: Final[dict[ValueSpec, Cell]] = {}
 """The cells that copy elements out of values, by spec. Shared by all models of the process."""

@@ -1,4 +1,4 @@
-"""A value [n, ...] of a cell as a sequence of n values, as input of other cells."""
+"""Cells that only move values: an element out of a value [n, ...], and a value as it is."""
 
 from __future__ import annotations
 
@@ -19,3 +19,11 @@ class Element(nn.Module):
     def forward(self, values: Tensor, index: Tensor) -> Tensor:
         at = index.view(-1, 1, *(1,) * (values.dim() - 2)).expand(-1, 1, *values.shape[2:])
         return values.gather(1, at).squeeze(1)
+
+
+@final
+class Same(nn.Module):
+    """value [batch, ...] -> the same: a value that came with the request as one that a cell gives."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value

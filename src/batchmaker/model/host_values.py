@@ -29,6 +29,8 @@ def host_sequence(data: Any, spec: ValueSpec | None, float_dtype: str, where: st
     if stand_ins is not None and holds_stand_ins(data):
         return stand_ins.rows(data, spec)
     array = _as_array(data, where)
+    if _kind(array) == "O":
+        raise _no_numbers(data, array, spec, where)
     if array.ndim == 0:
         raise InvalidRequestError(f"{where}: got a single value, expected a sequence [count, *shape]")
     count = int(array.shape[0])
@@ -72,6 +74,8 @@ def host_value(data: Any, spec: ValueSpec | None, float_dtype: str, where: str) 
     if stand_ins is not None and holds_stand_ins(data):
         return stand_ins.rows([data], spec)
     array = _as_array(data, where)
+    if _kind(array) == "O":
+        raise _no_numbers(data, array, spec, where)
     return host_sequence(array[None], spec, float_dtype, where)
 
 
@@ -99,6 +103,8 @@ class CallData:
         array = _as_array(data, self._where(port))
         if tuple(array.shape) != self._inputs[port].shape:
             raise _other_shape(tuple(array.shape), self._inputs[port], self._where(port))
+        if _kind(array) == "O":
+            raise _no_numbers(data, array, self._inputs[port], self._where(port))
         _check_kind(_kind(array), self._inputs[port], array.dtype, self._where(port))
         if isinstance(array, torch.Tensor):
             return array.clone()
@@ -200,8 +206,42 @@ def _dtype_kind(dtype: torch.dtype) -> str:
 def _check_kind(kind: str, spec: ValueSpec, got: object, where: str) -> None:
     """RequestShapeError unless values of a kind can be those of an input."""
     if kind not in _TAKES[_dtype_kind(torch_dtype(spec.dtype, where))]:
-        said = "objects" if kind == "O" else str(got)
-        raise RequestShapeError(f"{where}: got values of dtype {said}, expected {spec.dtype}; convert them first")
+        raise RequestShapeError(f"{where}: got values of dtype {got}, expected {spec.dtype}; convert them first")
+
+
+def _no_numbers(data: Any, array: Any, spec: ValueSpec | None, where: str) -> RequestShapeError:
+    """Return the error for data that is not made of numbers. array: the data as `_as_array` returned it."""
+    wanted = "numbers" if spec is None else str(spec)
+    said = f"values of dtype {array.dtype}"
+    if isinstance(array, np.ndarray):
+        try:
+            parts = np.array(data, object).reshape(-1).tolist()
+        except ValueError:  # parts of several shapes, of which NumPy can make no array
+            parts = [data]
+        odd = [(place, part) for place, part in enumerate(parts) if not _is_number(part)]
+        if odd:
+            place, part = odd[0]
+            said = _named(part) + (f" at position {place}" if array.ndim else "")
+    return RequestShapeError(f"{where}: got {said}, expected {wanted}; give numbers in its place, or let unfold do so")
+
+
+def _is_number(part: Any) -> bool:
+    if isinstance(part, np.generic):
+        return part.dtype.kind in _KINDS
+    return isinstance(part, bool | float) or (isinstance(part, int) and -(1 << 63) <= part < 1 << 64)
+
+
+def _named(part: Any) -> str:
+    """Name an object that is no number for a cell, for a message."""
+    if part is None:
+        return "None"
+    if isinstance(part, str | bytes):
+        return f"the text {part[:40]!r}"
+    if isinstance(part, int):
+        return f"an integer of {part.bit_length()} bits (no dtype holds it)"
+    if isinstance(part, complex):
+        return "a complex number"
+    return f"{'an' if type(part).__name__[0] in 'aeiouAEIOU' else 'a'} {type(part).__name__}"
 
 
 def converted(array: Any, spec: ValueSpec, where: str) -> Any:

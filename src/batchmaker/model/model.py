@@ -17,6 +17,13 @@ _CALLED: Final = ("unfold", "unfold_chunk", "batched", "length")
 _KEPT_APART = ("example_request", "example_requests", "example_chunks", "deadline_ms", "profile")
 """Attributes that a saved model keeps separately, whatever its `saved_state` returns."""
 
+_FOUND: Final = {
+    "cells": "all cells of the model, in whatever attributes they are",
+    "examples": "its example requests",
+    "takes_chunks": "whether it has an unfold_chunk",
+}
+"""What a model finds out of itself, so that no attribute can have these names."""
+
 
 class Model(ABC):
     """A model: make the cells in `__init__`, call them in `unfold`.
@@ -44,7 +51,15 @@ class Model(ABC):
     deadline_ms: float | None = None
     profile: CostProfile | None = None
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, value in vars(cls).items():
+            if name in _FOUND and not isinstance(value, property):
+                raise _taken(cls, name)
+
     def __setattr__(self, name: str, value: object) -> None:
+        if name in _FOUND:
+            raise _taken(type(self), name)
         name_cells({name: value})
         super().__setattr__(name, value)
 
@@ -122,6 +137,13 @@ class Model(ABC):
     def length(self, request: Any) -> int:
         """Return the length by which graph batching assigns a request to a bucket."""
         return len(request)
+
+
+def _taken(kind: type[Model], name: str) -> ModelError:
+    return ModelError(
+        f"{kind.__name__}.{name}: an attribute of a model cannot be named {name!r}, because model.{name} is "
+        f"{_FOUND[name]}. Give it another name, such as {'steps' if name == 'cells' else f'my_{name}'!r}"
+    )
 
 
 def cells_in(attributes: Mapping[str, Any]) -> dict[str, Cell]:

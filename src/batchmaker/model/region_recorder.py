@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from batchmaker.errors import InvalidRequestError, ModelError
+from batchmaker.graph.argument_errors import never_computed
 from batchmaker.graph.misuse import at_line
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.regions import (
@@ -116,6 +117,8 @@ class Decisions:
 
     def _slot_of(self, value: Value) -> int:
         """Return the slot of a value in the region that is recorded now; the value may be of a region outside."""
+        if value.is_missing:
+            raise never_computed("an argument")
         if value.ends_open_loop:
             value = self._copy(value)
         home = self._home(value)
@@ -381,7 +384,7 @@ class Decisions:
                 result.append(part)
                 continue
             origin = CollectionOrigin(parts, place)
-            steps = ValueSequence(range(0), Output(0, spec, origin), open_ended=True)
+            steps = ValueSequence(range(0), Output(0, spec, origin), open_ended={})
             result.append(region.handle(state[place], spec, Collected(steps)))
             place += 1
         return built(init, iter(result))

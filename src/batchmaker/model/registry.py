@@ -79,6 +79,8 @@ class CellRegistry:
         self._cells: list[Cell] = []
         self._trials: list[TrialRows] = []
         self.num_sequence_inputs: dict[TypeId, int] = {}
+        self._forms: dict[tuple[TypeId, int], CellType] = {}
+        self.ends: dict[TypeId, dict[str, None]] = {}  # at what its chains end, in words
         self._apart: dict[TypeId, tuple[str, ...]] = {}
 
     def known(self, cell: Cell) -> CellType | None:
@@ -90,14 +92,15 @@ class CellRegistry:
         """What was done to make each cell fast on the CPU, or why nothing was done, by the names of the cell types.
 
         Equal cells share a type, under the name of the first. Cells that are separate because of an option alone say
-        so. Cells that were not used yet are missing.
+        so. Cells that were not used yet are missing. In which form each runs, `Engine.explain` says.
         """
-        found = {}
-        for cell_type, bound in zip(self.types, self.bound, strict=False):  # both lists may be growing
-            count = self.num_sequence_inputs.get(cell_type.type_id)
-            notes = bound.notes if count is None else bound.split(count).notes
-            found[cell_type.name] = (*notes, *self._apart.get(cell_type.type_id, ()))
-        return found
+        return {cell_type.name: self.notes_of(cell_type.type_id) for cell_type in self.types}
+
+    def notes_of(self, type_id: TypeId) -> tuple[str, ...]:
+        """Return the notes of one type; see `notes`."""
+        bound, count = self.bound[type_id], self.num_sequence_inputs.get(type_id)
+        notes = bound.notes if count is None else bound.split(count).notes
+        return (*notes, *self._apart.get(type_id, ()))
 
     def prefixed(self, prefix: str) -> CellTypes[Cell]:
         """Return this registry for one of several models. The names of its cell types begin with `prefix`."""
@@ -198,7 +201,11 @@ class CellRegistry:
                 raise ModelError(
                     f"cell {name!r}: host_outputs names output {output}, the cell has {len(bound.outputs)}"
                 )
-        equal = [t for t, other in zip(self.types, self.bound, strict=True) if other.identity == bound.identity]
+        equal = [
+            known
+            for known, other in zip(self.types, self.bound, strict=True)
+            if other.identity == bound.identity and known.form_of is None
+        ]
         for known in equal:
             if not _differences(known, cell):
                 return known
@@ -221,10 +228,13 @@ class CellRegistry:
         self._trials.append(trial)
         self.modules.append(cell.module_for(inputs))
         self._cells.append(cell)
+        self._add(cell_type)
+        return cell_type
+
+    def _add(self, cell_type: CellType) -> None:
         self.types.append(cell_type)  # last: other threads look here for what there is
         if self._on_new is not None:
             self._on_new(cell_type)
-        return cell_type
 
     def _bound(
         self, cell: Cell, source: nn.Module | AnyProgram, inputs: tuple[ValueSpec, ...], given: Given, name: str
@@ -284,19 +294,33 @@ class CellRegistry:
         known = argument.of.type_id
         return None if known is None else self.bound[known].sample[argument.of.index]
 
-    def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
-        """Note the number of inputs per step in this cell's chains. ModelError if earlier chains differ."""
-        if self.num_sequence_inputs.get(cell.type_id) == num_sequence_inputs:
-            return
+    def in_runs(self, cell: CellType, num_sequence_inputs: int) -> CellType:
+        """Return the type for chains of a cell with so many inputs per step: the cell's own for the first such number.
+
+        The others have types of their own, with the same weights. ModelError if the cell does not return the state that
+        such a chain feeds it.
+        """
+        type_id = cell.type_id
+        if self.num_sequence_inputs.get(type_id) == num_sequence_inputs:
+            return cell
         with _BINDING:
-            known = self.num_sequence_inputs.get(cell.type_id, num_sequence_inputs)
-            if known != num_sequence_inputs:
-                raise ModelError(
-                    f"cell {cell.name!r} is run with {num_sequence_inputs} inputs per step here and {known} elsewhere; "
-                    "wrap a copy of the module in a second bm.Cell for the other use"
-                )
-            self.bound[cell.type_id].split(num_sequence_inputs)
-            self.num_sequence_inputs[cell.type_id] = num_sequence_inputs
+            self.bound[type_id].split(num_sequence_inputs)
+            if self.num_sequence_inputs.setdefault(type_id, num_sequence_inputs) == num_sequence_inputs:
+                return cell
+            form = self._forms.get((type_id, num_sequence_inputs))
+            if form is None:
+                form = self._forms[type_id, num_sequence_inputs] = self._in_form(cell, num_sequence_inputs)
+            return form
+
+    def _in_form(self, cell: CellType, num_sequence_inputs: int) -> CellType:
+        form = cell.in_form(TypeId(len(self.types)), num_sequence_inputs)
+        self.num_sequence_inputs[form.type_id] = num_sequence_inputs
+        self.bound.append(self.bound[cell.type_id])
+        self._trials.append(self._trials[cell.type_id])
+        self.modules.append(self.modules[cell.type_id])
+        self._cells.append(self._cells[cell.type_id])
+        self._add(form)
+        return form
 
     def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
         """Return the specs of a chain's initial state when the unfold function gives none."""
@@ -311,7 +335,7 @@ class _Prefixed:
         self._registry = registry
         self._prefix = prefix
         self.known = registry.known
-        self.use_in_runs = registry.use_in_runs
+        self.in_runs = registry.in_runs
         self.zero_state = registry.zero_state
 
     def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = ()) -> CellType:

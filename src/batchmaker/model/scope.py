@@ -32,8 +32,11 @@ class CellTypes(Protocol[C]):
     def other(self, cell: C, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> CellType:
         """Return the type of a cell for other shapes than at first. Raises `error` if it does not take them."""
 
-    def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
-        """Note the number of inputs per step in this cell's chains. ModelError if earlier chains differ."""
+    def in_runs(self, cell: CellType, num_sequence_inputs: int) -> CellType:
+        """Return the type for chains of a cell with so many inputs per step: the cell's own for the first such number.
+
+        ModelError if the cell does not return the state that such a chain feeds it.
+        """
 
     def zero_state(self, cell: C, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
         """Return the specs of a chain's initial state when the unfold function gives none."""

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from batchmaker.errors import ModelError
-from batchmaker.graph.argument_errors import foreign
+from batchmaker.graph.argument_errors import foreign, never_computed
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.values import NodeArray, Output, Value, ValueSequence
@@ -68,15 +68,23 @@ def keep(structure: Any, recorder: Recorder, decisions: Any = None) -> KeptState
     for handle in found:
         if handle.origin is not recorder:
             raise foreign("the state that unfold_chunk returned")
-        if isinstance(handle, ValueSequence) and handle.open_ended:
-            raise ModelError("the steps of a loop with `until` cannot be kept for the next chunk; keep its last output")
+        if isinstance(handle, Value) and handle.is_missing:
+            raise never_computed("the state that unfold_chunk returned")
+        if isinstance(handle, ValueSequence) and handle.open_ended and handle.values is None:
+            raise ModelError(
+                "the steps of a loop with `until` cannot be kept for the next chunk; keep its last output, or wait for "
+                "them: `words = yield loop.steps`"
+            )
+    found = [handle for handle in found if isinstance(handle, Value) or not handle.open_ended]
     parts = [handle.nodes if isinstance(handle, ValueSequence) else np.array([handle.node]) for handle in found]
     nodes = np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
     recorder.keep(nodes)
 
-    def kept(handle: Value | ValueSequence) -> KeptHandle:
+    def kept(handle: Value | ValueSequence) -> Any:
         if id(handle) in decided:
             return KeptHandle(len(nodes) + decided[id(handle)], 0, handle.spec)
+        if isinstance(handle, ValueSequence) and handle.open_ended:
+            return handle.values
         if isinstance(handle, Value):
             return KeptHandle(int(np.searchsorted(nodes, handle.node)), handle.output, handle.spec)
         return KeptHandle(np.searchsorted(nodes, handle.nodes), handle.output, handle.spec)

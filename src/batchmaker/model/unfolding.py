@@ -10,8 +10,18 @@ from typing import Any, Final, final
 import numpy as np
 import torch
 
-from batchmaker.errors import BatchmakerError, InvalidRequestError, ModelError, NodeLimitError, said_by
+from batchmaker.compile.row_trial import RowsError
+from batchmaker.errors import (
+    BatchmakerError,
+    InvalidRequestError,
+    ModelError,
+    NodeLimitError,
+    RequestError,
+    nearest_name,
+    said_by,
+)
 from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.misuse import line_of
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES, Recorder
 from batchmaker.graph.values import Value, ValueSequence
 from batchmaker.model.cell import Cell
@@ -117,7 +127,7 @@ class Unfolding:
         if type(yielded) is Value:
             sent = lookup(_place(yielded), yielded.of.index)
         else:
-            (sent,) = resolved(yielded, 1, lambda handle: [computed(handle, lookup)])
+            (sent,) = resolved(yielded, 1, lambda handle: [_waited_for(handle, lookup)])
         self._streamed.append(sent)
         self._yielded = None
         if len(self._streamed) > self._max_yields:  # waiting for existing values adds no node
@@ -155,7 +165,8 @@ class Unfolding:
             return False
         first = self._before.num_nodes
         return any(
-            (handle.node if isinstance(handle, Value) else int(handle.nodes.min())) < first for handle in self.handles
+            handle.node < first if isinstance(handle, Value) else (handle.nodes < first).any()
+            for handle in self.handles
         )
 
     @property
@@ -205,8 +216,9 @@ class Unfolding:
     def _note_awaited(self, handle: Handle) -> None:
         if isinstance(handle, Value):
             self.awaited.append((_place(handle), handle.output))
+        elif handle.open_ended:
+            self.awaited.append((end_of_loop(int(handle.numbers[-1])), handle.output))
         else:
-            len(handle)  # raises an error with advice for a loop without a known length
             self.awaited.extend((int(node), handle.output) for node in handle.nodes)
 
     def _finish(self, result: Any) -> None:
@@ -247,10 +259,12 @@ class Unfolding:
         kind = type(request)
         is_dict = kind is dict or (kind not in _NO_DICTS and isinstance(request, Mapping))
         if is_dict and _num_parameters(type(self._model), self._function) > 1 + len(state):
+            signature = inspect.signature(function)
             try:
-                inspect.signature(function).bind(**request, **state)
+                signature.bind(**request, **state)
             except TypeError as error:
-                raise InvalidRequestError(f"{self._name} does not take this request: {error}") from None
+                said = _misfit(signature, request, state) or str(error)
+                raise InvalidRequestError(f"{self._name} does not take this request: {said}") from None
             return function(**request, **state)
         return function(request, **state)
 
@@ -258,13 +272,43 @@ class Unfolding:
         token = current_scope.set(self._scope)
         try:
             return call(*arguments)
+        except ModelError as error:
+            _name_line(error)
+            raise
         except (BatchmakerError, StopIteration):
             raise
         except Exception as error:
-            said = said_by(error)
-            raise InvalidRequestError(f"{self._name} raised {said}{_advice(error, said)}") from error
+            said, line = said_by(error), line_of(error)
+            at = f" (at {line})" if line else ""
+            raise InvalidRequestError(f"{self._name} raised {said}{_advice(error, said)}{at}") from error
         finally:
             current_scope.reset(token)
+
+
+def _misfit(signature: inspect.Signature, request: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    """Say which inputs a request has too many or lacks; "" if that is not what is wrong with it."""
+    taken = {name: one for name, one in signature.parameters.items() if name not in state and one.kind in _NAMED}
+    unknown = [str(name) for name in request if name not in taken]
+    missing = [name for name, one in taken.items() if one.default is one.empty and name not in request]
+    if not unknown and not missing:
+        return ""
+    what = [f"it has the unknown {', '.join(map(repr, unknown))}"] if unknown else []
+    what += [f"it lacks {', '.join(map(repr, missing))}"] if missing else []
+    known = ", ".join(name if one.default is one.empty else f"{name} (optional)" for name, one in taken.items())
+    return f"{' and '.join(what)}; the inputs are {known}.{nearest_name(unknown[0], taken) if unknown else ''}"
+
+
+_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _name_line(error: ModelError) -> None:
+    """Let an error name the line of the unfold function, if it is the model's, and does not name a line already.
+
+    Errors of requests are for their callers, who do not know the function.
+    """
+    line, said = line_of(error), str(error)
+    if line and line not in said and not isinstance(error, RequestError | RowsError):
+        error.args = (f"{said} (called at {line})", *error.args[1:])
 
 
 def _advice(error: BaseException, said: str) -> str:
@@ -322,9 +366,18 @@ def computed(handle: Handle, lookup: Lookup) -> Any:
     """Return what a handle stands for: a tensor, or a Python number where it is a single number."""
     if isinstance(handle, Value):
         return lookup(_place(handle), handle.output)
-    values = _sequence_values(handle, lookup)
-    single = handle.spec.shape == ()
-    return torch.tensor(values, dtype=_dtype(handle.spec.dtype)) if single else torch.stack(values)
+    values, shape, dtype = _sequence_values(handle, lookup), handle.spec.shape, _dtype(handle.spec.dtype)
+    if not values:
+        return torch.empty((0, *shape), dtype=dtype)
+    return torch.stack(values) if shape else torch.tensor(values, dtype=dtype)
+
+
+def _waited_for(handle: Handle, lookup: Lookup) -> Any:
+    """As `computed`; the steps of a loop have their values from now on."""
+    value = computed(handle, lookup)
+    if isinstance(handle, ValueSequence) and handle.open_ended:
+        handle.know(value.clone())
+    return value
 
 
 def _sequence_values(sequence: ValueSequence, lookup: Lookup) -> list[Any]:

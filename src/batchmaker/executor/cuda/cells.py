@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.export import example_rows, torch_dtype
 from batchmaker.compile.recurrent_cells import Recurrence
+from batchmaker.compile.run_form import RunForm
 from batchmaker.executor.cuda.at_once import TaskProgram
 from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import TARGETS_OF_STEP, DeviceProgram
@@ -21,6 +22,10 @@ from batchmaker.executor.task_steps import HOISTED_SIZES, MAX_HOISTED_ROWS
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 
 Bind = Callable[[TypeId, torch.device], BoundCell]
+
+_KERNEL: Final = "one GPU kernel for all steps of a task"
+_RECORDED: Final = "recorded GPU launch"
+_IN_STREAM: Final = "GPU launches one by one"
 
 _TARGETS_OF_HOISTED = 1
 """Number of targets of each output of the hoisted part: one buffer."""
@@ -97,8 +102,32 @@ class DeviceCells:
         programs += [form.program.note for form in self._tasks.values() if form is not None]
         return sorted({note for note in programs if note is not None})
 
+    def run_form(self, type_id: TypeId, num_sequence_inputs: int | None, ends: frozenset[str]) -> RunForm:
+        """See TellsForms. Makes no program."""
+        until = "on the host, after each step" if ends else ""
+        chains = self._chains.get(type_id)
+        program = self._nodes.get(type_id) if num_sequence_inputs is None else None if chains is None else chains.step
+        if program is None:
+            return RunForm(
+                _RECORDED, "not recorded yet: at its first use, or at a start with an example request", until
+            )
+        form = _RECORDED if program.note is None else _IN_STREAM
+        if num_sequence_inputs is None:
+            return RunForm(form, program.note or "", until)
+        whole = self._tasks.get(type_id)
+        if whole is not None and whole.program.is_used:
+            return RunForm(_KERNEL, f"where it is expected to be faster, else a {form} for each step", until)
+        why = [program.note, None if whole is None else whole.program.note]
+        said = [note for note in why if note is not None]
+        return RunForm(
+            form, "; ".join(said) or "no kernel for whole tasks: not one LSTM or GRU, or too wide for it", until
+        )
+
     def bound(self, type_id: TypeId) -> BoundCell:
         """Return the cell with its weights on this device."""
+        form_of = self._types[type_id].form_of
+        if form_of is not None:
+            return self.bound(form_of)
         if type_id not in self._bound:
             self._bound[type_id] = self._bind(type_id, self._place.device.torch_device)
         return self._bound[type_id]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -11,8 +11,9 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.compile.run_form import RunForm
 from batchmaker.errors import RAISED_BY_USERS, OptionError
-from batchmaker.executor.base import StepsResult, failed_result
+from batchmaker.executor.base import RunCounts, StepsResult, failed_result
 from batchmaker.executor.cuda.at_once import PlannedTask
 from batchmaker.executor.cuda.blocks import Blocks, prepare
 from batchmaker.executor.cuda.cells import Bind, DeviceCells, TaskForm
@@ -88,6 +89,7 @@ class CudaExecutor:
         self._last_end_ns = [0] * len(devices)
         self._failed: list[StepsResult] = []
         self.num_whole_tasks = 0  # tasks that ran in one launch
+        self._counts: defaultdict[TypeId, RunCounts] = defaultdict(RunCounts)
         self._lost: dict[int, str] = {}
         self._notify: Callable[[], None] = lambda: None
         self._watcher: Watcher | None = None
@@ -107,6 +109,17 @@ class CudaExecutor:
     def notes(self) -> list[str]:
         """Texts for the user: which devices were lost, and which cells run without a recording, and why."""
         return [*self._lost.values(), *sorted({note for cells in self._cells for note in cells.notes})]
+
+    def run_form(self, type_id: TypeId, num_sequence_inputs: int | None, ends: frozenset[str]) -> RunForm:
+        """See TellsForms: of the first device that is not lost."""
+        living = self._living()
+        if not living:
+            return RunForm("nothing: every device was lost", "; ".join(self._lost.values()))
+        return self._cells[living[0].number].run_form(type_id, num_sequence_inputs, ends)
+
+    def counted(self, type_id: TypeId) -> RunCounts:
+        """See TellsForms."""
+        return self._counts[type_id]
 
     def start(self, notify: Callable[[], None]) -> None:
         """Compile or load the loops that submitting needs, and start the thread that watches the counters."""
@@ -262,6 +275,7 @@ class CudaExecutor:
         if whole is not None and planned is not None:
             self._run_at_once(place, task, whole, planned)
             return
+        self._counts[task.type_id].one_by_one += task.num_steps
         laid = SteppedTask(place, self._cells[place.number], self._types[task.type_id], task)
         laid.fill(self._tables)
         one = _Submitted(task, place.num_submitted + 1, laid.blocks, laid.num_ahead, laid.fetched, failed=missing)
@@ -286,6 +300,7 @@ class CudaExecutor:
         one = _Submitted(task, place.num_submitted + 1, blocks, len(ahead), places, at_once=True)
         self._launch(place, one, [*ahead, (program, planned)])
         self.num_whole_tasks += 1
+        self._counts[task.type_id].in_loop += task.num_steps
 
     def _launch(self, place: Place, one: _Submitted, launches: Sequence[tuple[Any, Any]]) -> None:
         """Submit a task whose blocks are filled in. launches: a program and what it runs, for each block."""

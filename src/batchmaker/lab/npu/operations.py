@@ -62,6 +62,7 @@ class ShapeRegistry:
         self._operations: list[tuple[Operation, ...]] = []
         self.types: list[CellType] = []
         self.num_sequence_inputs: dict[TypeId, int] = {}
+        self._forms: dict[tuple[TypeId, int], CellType] = {}
 
     @property
     def operations(self) -> dict[str, tuple[Operation, ...]]:
@@ -88,9 +89,18 @@ class ShapeRegistry:
         """Raise the error: only one shape of a cell's inputs is supported here."""
         raise error
 
-    def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
-        """Note the number of inputs per step in chains of this cell."""
-        self.num_sequence_inputs[cell.type_id] = num_sequence_inputs
+    def in_runs(self, cell: CellType, num_sequence_inputs: int) -> CellType:
+        """Return the type for chains of a cell with so many inputs per step; see CellTypes."""
+        if self.num_sequence_inputs.setdefault(cell.type_id, num_sequence_inputs) == num_sequence_inputs:
+            return cell
+        form = self._forms.get((cell.type_id, num_sequence_inputs))
+        if form is None:
+            form = cell.in_form(TypeId(len(self.types)), num_sequence_inputs)
+            self._forms[cell.type_id, num_sequence_inputs] = form
+            self.num_sequence_inputs[form.type_id] = num_sequence_inputs
+            self.types.append(form)
+            self._operations.append(self._operations[cell.type_id])
+        return form
 
     def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
         """Return the specs of a chain's initial state when the unfold function gives none."""
