@@ -240,6 +240,11 @@ class BoundCell:
         """One real row of each output, [1, *shape], as the module gave it for the real row of each input."""
         return self._forms.sample
 
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The sizes at which a row has the same bits, for a deterministic engine; otherwise () for any."""
+        return self._forms.batch_sizes
+
     def example(self, num_rows: int) -> Batch:
         """Return so many copies of the real row of each input, on the cell's device."""
         return _repeated(self._forms.example, num_rows)

@@ -18,7 +18,7 @@ from batchmaker.compile.opaque import Opaque
 from batchmaker.compile.program import Program
 from batchmaker.compile.recurrent_cells import Recurrence, find_recurrence
 from batchmaker.compile.row_trial import RANDOM, Batch, RowsError, Tried, in_sizes, is_large
-from batchmaker.compile.same_bits import decides, with_same_bits
+from batchmaker.compile.same_bits import SameBits, decides, with_same_bits
 from batchmaker.compile.split import Split, compile_whole, split_cell
 from batchmaker.errors import ShapeError
 from batchmaker.graph.spec import ValueSpec
@@ -71,7 +71,7 @@ class CellForms:
     Each form is tried when it is made: one that gives other numbers than the module gives for single rows is not used.
     unplanned: for a planned cell, a function from the number of sequence inputs to the graph to split instead, or None
     to split this one. deterministic: a row has the same bits in every batch, so the only form is the whole cell, at
-    sizes at which this holds. notes: on forms that are not used, and on these sizes.
+    sizes at which this holds, `batch_sizes`. notes: on forms that are not used, and on these sizes.
 
     Raises RowsError if it is to be deterministic and cannot be.
     """
@@ -92,8 +92,11 @@ class CellForms:
         self._deterministic = deterministic
         self._whole: Program | None = None
         self.notes: tuple[str, ...] = ()
+        self.batch_sizes: tuple[int, ...] = ()
         if deterministic:
-            self._whole = self._with_same_bits()
+            self._whole = found = self._with_same_bits()
+            self.notes += (found.note,)
+            self.batch_sizes = found.sizes
 
     @property
     def sample(self) -> Batch:
@@ -143,7 +146,7 @@ class CellForms:
         count = split.num_hoisted_calls
         return split, (*notes, *((f"{count} operations hoisted out of the step",) if count else ()))
 
-    def _with_same_bits(self) -> Program:
+    def _with_same_bits(self) -> SameBits:
         """Return the whole cell as a program that gives a row the same bits in every batch."""
         plain, graph = self._plain, self._graph
         if RANDOM in plain.tried.notes:
@@ -160,7 +163,7 @@ class CellForms:
         if not self._is_right(lambda rows, sizes: in_sizes(lambda *part: made(*part)[:count], rows, sizes), graph):
             made, is_seen = plain, all(values.is_floating_point() for values in self.sample)
         with torch.no_grad():
-            found = with_same_bits(
+            return with_same_bits(
                 made,
                 plain.tried.inputs,
                 plain.tried.batch_sizes,
@@ -169,8 +172,6 @@ class CellForms:
                 is_seen=is_seen,
                 is_large=is_large(plain.module),
             )
-        self.notes += (found.note,)
-        return found
 
     def _is_right(self, form: Callable[[Batch, Sequence[int]], Batch], graph: TracedCell | None) -> bool:
         """Whether a form of the graph gives what the module gives. Otherwise a note is kept."""

@@ -1,8 +1,8 @@
 """Sizes of batches at which a row gets the same bits, whatever its place and its neighbours. For deterministic engines.
 
 A kernel is chosen by the number of rows, and rows at the end of a batch may be computed in another way than the others.
-So bits depend on the size of a batch and on the place in it. They do not depend on the numbers in other rows, which is
-tried before (`row_trial`). Rows of noise are run in all places of batches of several sizes, and the sizes that agree are
+So bits depend on the size of a batch and on the place in it; on the numbers in other rows they do not, which is tried
+before (`row_trial`). Rows of noise are run in all places of batches of several sizes, and the sizes that agree are
 used. See docs/decisions/0036-the-same-bits.md.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, final
+from typing import Final, final
 
 import numpy as np
 import torch
@@ -173,7 +173,7 @@ def _orders(count: int) -> Iterator[NDArray[np.int64]]:
 
 
 def _bytes_of(values: Tensor) -> Rows:
-    found: Any = values.unsqueeze(-1).flatten(1).contiguous().view(torch.uint8).numpy()
+    found: Rows = values.unsqueeze(-1).flatten(1).contiguous().view(torch.uint8).numpy()
     return found
 
 

@@ -223,12 +223,12 @@ class CellRegistry:
                 )
         equal = [t for t, other in zip(self.types, self.bound, strict=True) if other.identity == bound.identity]
         for known in equal:
-            if not _differences(known, cell):
+            if not self._differences(known, cell):
                 return known
         type_id = TypeId(len(self.types))
         if equal:
             self._apart[type_id] = tuple(
-                f"not batched with {known.name!r}, which is the same cell but for its {_differences(known, cell)}"
+                f"not batched with {known.name!r}, which is the same cell but for its {self._differences(known, cell)}"
                 for known in equal
             )
         cell_type = CellType(
@@ -236,7 +236,7 @@ class CellRegistry:
             name,
             bound.inputs,
             bound.outputs,
-            cell.batch_sizes,
+            bound.batch_sizes or cell.batch_sizes,
             cell.priority,
             cell.host_outputs,
         )
@@ -248,6 +248,15 @@ class CellRegistry:
         if self._on_new is not None:
             self._on_new(cell_type)
         return cell_type
+
+    def _differences(self, known: CellType, cell: Cell) -> str:
+        """Return the options that separate a cell from an otherwise equal one with a type, "" if there are none."""
+        options = {
+            "batch sizes": (self._cells[known.type_id].batch_sizes, cell.batch_sizes),
+            "priority": (known.priority, cell.priority),
+            "host outputs": (known.host_outputs, cell.host_outputs),
+        }
+        return " and ".join(name for name, (one, other) in options.items() if one != other)
 
     def _bound(
         self, cell: Cell, source: nn.Module | AnyProgram, inputs: tuple[ValueSpec, ...], given: Given, name: str
@@ -354,16 +363,6 @@ class _Prefixed:
     def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> CellType:
         """As in the registry, under a name with the model's prefix."""
         return self._registry.other(cell, inputs, error, given, self._prefix)
-
-
-def _differences(known: CellType, cell: Cell) -> str:
-    """Return the options that separate two otherwise equal cells, "" if there are none."""
-    options = {
-        "batch sizes": (known.batch_sizes, cell.batch_sizes),
-        "priority": (known.priority, cell.priority),
-        "host outputs": (known.host_outputs, cell.host_outputs),
-    }
-    return " and ".join(name for name, (one, other) in options.items() if one != other)
 
 
 def _check_declared(declared: Declared, bound: BoundCell) -> None:
