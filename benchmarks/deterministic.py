@@ -83,7 +83,7 @@ MODELS: Final[dict[str, Callable[[], bm.Model]]] = {
     "LSTM 512 over words": lambda: Layer(nn.LSTM, 512, torch.float32, of_words=True),
     "LSTM 512 over words, bfloat16": lambda: Layer(nn.LSTM, 512, torch.bfloat16, of_words=True),
     "GRU 256 over vectors": lambda: Layer(nn.GRU, 256, torch.float32, of_words=False),
-    "LSTM 128 that draws words, top-p": lambda: Writer(128, bm.sampling.Sample(0.8, top_p=0.9)),
+    "LSTM 128 that draws words, top-p": lambda: Writer(128, bm.sampling.Sampler(0.8, top_p=0.9)),
 }
 
 

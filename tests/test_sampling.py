@@ -14,7 +14,7 @@ import batchmaker as bm
 from batchmaker.compile.binding import bind
 from batchmaker.errors import OptionError
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.sampling import Greedy, Sample, Temperature, TopK, TopP, bits, uniform
+from batchmaker.sampling import Greedy, Sampler, Temperature, TopK, TopP, bits, uniform
 
 MASK = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
@@ -222,7 +222,7 @@ LOGITS = [0.3, 2.0, -1.0, 1.1, 1.1, -4.0, 0.0, 1.9]
 @pytest.mark.parametrize("given", [False, True], ids=["constants", "inputs"])
 def test_tokens_are_drawn_as_often_as_they_are_likely(options, rest, given):
     inputs = {name: torch.tensor([value]) for name, value in options.items()} if given else {}
-    found = counts(Sample(**({} if given else options)), LOGITS, **inputs)
+    found = counts(Sampler(**({} if given else options)), LOGITS, **inputs)
     wanted = torch.tensor(LOGITS).double() / options.get("temperature", 1.0)
     wanted = wanted[list(rest)].softmax(-1) * 20_000
     assert within_chance(found[list(rest)], wanted)
@@ -231,7 +231,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(options, rest, given):
 
 def test_tokens_of_one_step_are_drawn_as_often_as_they_are_likely_among_many_seeds():
     many = torch.tensor([LOGITS]).expand(20_000, -1)
-    found = Sample()(many, seeds(20_000), torch.zeros(20_000, dtype=torch.int64)).bincount(minlength=8).double()
+    found = Sampler()(many, seeds(20_000), torch.zeros(20_000, dtype=torch.int64)).bincount(minlength=8).double()
     assert within_chance(found, torch.tensor(LOGITS).double().softmax(-1) * 20_000)
 
 
@@ -242,13 +242,13 @@ def test_temperature_0_is_greedy_and_so_is_top_k_1():
     step = torch.zeros(50, dtype=torch.int64)
     assert wanted == [4] * 50
     for options in ({"temperature": 0.0}, {"temperature": 0}, {"top_k": 1}, {"top_p": 1e-6}):
-        assert Sample(**options)(logits, seeds(50), step).tolist() == wanted
-    assert Sample()(logits, seeds(50), step, temperature=torch.zeros(50)).tolist() == wanted
+        assert Sampler(**options)(logits, seeds(50), step).tolist() == wanted
+    assert Sampler()(logits, seeds(50), step, temperature=torch.zeros(50)).tolist() == wanted
 
 
 def test_a_nearly_cold_sampler_draws_the_best_token_whatever_the_scores():
     logits = torch.tensor([[3e38, 1.0, -3e38], [-5.0, -4.0, -6.0], [0.0, 1e-3, 2e-3]])
-    made = Sample(temperature=1e-30)(logits, whole(1, 2, 3), whole(0, 0, 0))
+    made = Sampler(temperature=1e-30)(logits, whole(1, 2, 3), whole(0, 0, 0))
     assert made.tolist() == [0, 1, 2]
 
 
@@ -257,20 +257,20 @@ def test_rows_without_probabilities_get_the_token_that_is_greedy_and_disturb_nob
     inf, nan = math.inf, math.nan
     rows = [[1.0, 2.0, 0.5], [1.0, nan, 3.0], [inf, 0.0, inf], [-inf, -inf, -inf], [-inf, 4.0, -inf]]
     logits, seed, step = torch.tensor(rows), seeds(5), torch.zeros(5, dtype=torch.int64)
-    made = Sample(**options)(logits, seed, step)
+    made = Sampler(**options)(logits, seed, step)
     assert made[1:].tolist() == [1, 0, 0, 1]
-    assert made[:1].tolist() == Sample(**options)(logits[:1], seed[:1], step[:1]).tolist()
+    assert made[:1].tolist() == Sampler(**options)(logits[:1], seed[:1], step[:1]).tolist()
 
 
 def test_forbidden_tokens_are_never_drawn():
-    found = counts(Sample(temperature=5.0), [-math.inf, 0.0, -math.inf, 0.0, -math.inf])
+    found = counts(Sampler(temperature=5.0), [-math.inf, 0.0, -math.inf, 0.0, -math.inf])
     assert found[[0, 2, 4]].sum() == 0
     assert within_chance(found[[1, 3]], torch.full((2,), 10_000.0))
 
 
 def test_a_row_draws_the_same_alone_and_in_any_batch():
     logits = torch.randn(64, 40, generator=torch.Generator().manual_seed(4))
-    sample, step = Sample(0.9, top_k=20, top_p=0.8), torch.arange(64) % 5
+    sample, step = Sampler(0.9, top_k=20, top_p=0.8), torch.arange(64) % 5
     together = sample(logits, seeds(64), step).tolist()
     assert [sample(logits[i : i + 1], seeds(64)[i : i + 1], step[i : i + 1]).item() for i in range(64)] == together
     assert len(set(together)) > 10
@@ -278,20 +278,20 @@ def test_a_row_draws_the_same_alone_and_in_any_batch():
 
 def test_two_samplers_of_other_streams_draw_independently():
     logits, step = torch.zeros(1000, 4), torch.zeros(1000, dtype=torch.int64)
-    first, second = (Sample(stream=stream)(logits, seeds(1000), step) for stream in (0, 1))
+    first, second = (Sampler(stream=stream)(logits, seeds(1000), step) for stream in (0, 1))
     assert within_chance((4 * first + second).bincount(minlength=16).double(), torch.full((16,), 1000 / 16))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Sample(temperature=-0.1), "temperature must be a number of at least 0, got -0.1"),
-        (lambda: Sample(temperature=math.nan), "temperature must be"),
+        (lambda: Sampler(temperature=-0.1), "temperature must be a number of at least 0, got -0.1"),
+        (lambda: Sampler(temperature=math.nan), "temperature must be"),
         (lambda: Temperature("hot"), "temperature must be"),
-        (lambda: Sample(top_k=-2), "top_k must be a whole number"),
+        (lambda: Sampler(top_k=-2), "top_k must be a whole number"),
         (lambda: TopK(2.0), "top_k must be a whole number"),
         (lambda: TopK(True), "top_k must be a whole number"),
-        (lambda: Sample(top_p=0.0), "top_p must be above 0 and at most 1, got 0.0"),
+        (lambda: Sampler(top_p=0.0), "top_p must be above 0 and at most 1, got 0.0"),
         (lambda: TopP(1.5), "top_p must be above 0 and at most 1"),
         (lambda: TopP(math.nan), "top_p must be"),
     ],
@@ -324,7 +324,7 @@ class WordStep(nn.Module):
 
 class Looped(bm.Model):
     def __init__(self, sample: nn.Module | None = None) -> None:
-        self.write = bm.Cell(WordStep(sample or Sample(top_k=25, top_p=0.95)), max_batch=16)
+        self.write = bm.Cell(WordStep(sample or Sampler(top_k=25, top_p=0.95)), max_batch=16)
 
     def start(self, seed: Any, temperature: Any) -> Any:
         return (BEGIN, [0.0] * SIZE, seed, 0, temperature)
@@ -374,7 +374,7 @@ def test_equal_seeds_make_equal_words_and_others_make_others():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_cell_that_samples_is_a_graph_and_gives_what_its_module_gives(options, dtype):
     word, row = ValueSpec((), "int64"), ValueSpec((SIZE,), dtype)
-    module = WordStep(Sample(**options), getattr(torch, dtype))
+    module = WordStep(Sampler(**options), getattr(torch, dtype))
     inputs = (word, row, word, word, ValueSpec((), "float32"))
     bound = bind(module, inputs, name="write")
     assert not [note for note in bound.notes if "left as it is" in note or "could not be compared" in note]

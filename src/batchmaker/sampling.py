@@ -135,7 +135,7 @@ class TopP(nn.Module):
 
 
 @final
-class Sample(nn.Module):
+class Sampler(nn.Module):
     """A token drawn by its probability: scores [n, tokens], seed [n], step [n] -> int64 [n].
 
     temperature, top_k, top_p: as in the modules of these names, applied in this order. stream: see `bits`. Tokens less

@@ -41,7 +41,7 @@ class Step(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embed, self.cell, self.out = nn.Embedding(WORDS, SIZE), nn.GRUCell(SIZE, SIZE), nn.Linear(SIZE, WORDS)
-        self.sample = bm.sampling.Sample(top_p=0.95)
+        self.sample = bm.sampling.Sampler(top_p=0.95)
         self.to(dtype)
 
     def forward(self, word: Tensor, h: Tensor, seed: Tensor, step: Tensor) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,10 +18,12 @@ from batchmaker.compile.opaque import Opaque
 from batchmaker.compile.program import Program
 from batchmaker.compile.recurrent_cells import Recurrence, find_recurrence
 from batchmaker.compile.row_trial import RANDOM, Batch, RowsError, Tried, in_sizes, is_large
-from batchmaker.compile.same_bits import SameBits, decides, with_same_bits
 from batchmaker.compile.split import Split, compile_whole, split_cell
 from batchmaker.errors import ShapeError
 from batchmaker.graph.spec import ValueSpec
+
+if TYPE_CHECKING:
+    from batchmaker.compile.same_bits import SameBits
 
 CPU = torch.device("cpu")
 
@@ -148,6 +150,8 @@ class CellForms:
 
     def _with_same_bits(self) -> SameBits:
         """Return the whole cell as a program that gives a row the same bits in every batch."""
+        from batchmaker.compile.same_bits import decides, with_same_bits  # deterministic engines alone need it
+
         plain, graph = self._plain, self._graph
         if RANDOM in plain.tried.notes:
             raise RowsError(
