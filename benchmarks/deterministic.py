@@ -2,10 +2,10 @@
 
     python benchmarks/deterministic.py [--quick] [--json OUT.json] [--page docs/models.md]
 
-Networks with seeded weights on made-up requests of 5 to 25 words, one worker, one compute thread. One alone: requests one
-after the other. All waiting: 512 requests at once. A figure is milliseconds of the processor for a request, of the whole
-process, so other work on the machine counts little. Both engines are measured in turn; a number is the median over
-rounds, a ratio that of both in the same round: its median, the least and the most.
+Networks with seeded weights on made-up requests of 5 to 25 words, one worker, one compute thread. One alone: requests
+one after the other. All waiting: 512 requests at once. A figure is milliseconds of the processor for a request, of the
+whole process, so other work on the machine counts little. Both engines are measured in turn; a number is the median
+over rounds, a ratio that of both in the same round: its median, the least and the most.
 """
 
 from __future__ import annotations
