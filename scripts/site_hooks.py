@@ -36,6 +36,7 @@ REFERENCE: Final = {
     "batchmaker": ("Models and engines", "What `import batchmaker as bm` gives."),
     "batchmaker.graph.values": ("Handles", "What a cell call returns inside `unfold`."),
     "batchmaker.engine": ("Answers and counts", "What an engine hands out besides results."),
+    "batchmaker.sampling": ("Sampling", "Tokens from scores, and random numbers from a request's seed and step."),
     "batchmaker.errors": ("Errors", "Every error that is raised on purpose."),
     "batchmaker.server": ("Server", "Settings of `batchmaker serve`, and how a model appears as tensors."),
     "batchmaker.client": ("Client", "Values of a server's answer as they come."),

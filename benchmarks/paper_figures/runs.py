@@ -48,6 +48,7 @@ RUNS: Final[dict[str, Run]] = {
             "policies.md"),
         Run("short-decoders", "python benchmarks/short_decoders.py --data DATA", ("short-decoders.json",), 1,
             "policies.md"),
+        Run("deterministic", "python benchmarks/deterministic.py", ("deterministic.json",), 4, "models.md"),
         Run("fleet", "python benchmarks/fleet.py", ("fleet.json", "fleet-costs.json"), 10, "fleet-planning.md"),
         Run("fleet-simulated-and-real", "python benchmarks/fleet_simulated_and_real.py DATA", (
             "fleet-simulated-and-real.json",), 7, "fleet-planning.md"),
@@ -76,7 +77,7 @@ OLDER: Final = frozenset((
     "simulator.json", "simulated-and-real.json", "ed-batch.json", "ed-batch-seeds.json", "ed-batch-throughput.json",
     "ed-batch-sizes.json", "planner.json", "gpu.json", "default-policy-live.json", "short-decoders.json",
     "serving-overload-lstm.json", "default-policy.json", "default-policy-costs.json",
-    "kernel-configurations.json", "gpu-kernels.json", "soak-memory.json",
+    "kernel-configurations.json", "gpu-kernels.json", "soak-memory.json", "soak-requests.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""

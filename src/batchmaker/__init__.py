@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from batchmaker import errors
+    from batchmaker import errors, sampling
     from batchmaker.compile.opaque import opaque
     from batchmaker.engine.engine import Engine
     from batchmaker.engine.save import save
@@ -35,6 +35,7 @@ __all__ = [
     "onnx",
     "opaque",
     "recurrent",
+    "sampling",
     "save",
     "switch",
     "tree",
@@ -64,8 +65,8 @@ Names that need no torch, such as `batchmaker.client`, do not import it.
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":  # the module itself; importing it makes it an attribute
-        return importlib.import_module("batchmaker.errors")
+    if name in ("errors", "sampling"):  # the module itself; importing it makes it an attribute
+        return importlib.import_module(f"batchmaker.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

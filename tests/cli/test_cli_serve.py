@@ -63,6 +63,15 @@ def test_the_command_line_goes_before_the_file(command, served, tmp_path):
     assert config.log.access
 
 
+def test_the_command_line_makes_every_model_deterministic(command, served, tmp_path):
+    path = tmp_path / "server.toml"
+    path.write_text('[[models]]\nsource = "gru"\n')
+    command("serve", "lstm", "--config", path, "--deterministic")
+    command("serve", "lstm", "--config", path)
+    first, second = ([entry.options.deterministic for entry in config.entries()] for config in served)
+    assert (first, second) == ([True, True], [False, False])
+
+
 def test_pings_of_grpc_are_set_by_the_names_that_triton_has(command, served, tmp_path):
     path = tmp_path / "server.toml"
     path.write_text("[grpc]\nkeepalive_time_ms = 1\nhttp2_max_ping_strikes = 9\n")

@@ -59,6 +59,12 @@ def test_a_model_s_priorities_are_aged_unless_the_file_says_strict(config_file):
         read_config(config_file(text.replace("strict", "fair")))
 
 
+def test_a_model_s_engine_is_deterministic_if_the_file_says_so(config_file):
+    text = '[[models]]\nsource = "lstm"\n[[models]]\nsource = "gru"\ndeterministic = true\n'
+    lstm, gru = read_config(config_file(text)).entries()
+    assert (lstm.options.deterministic, gru.options.deterministic) == (False, True)
+
+
 def test_a_whole_file_is_read(config_file, tmp_path):
     config = read_config(config_file(WHOLE))
     assert (config.host, config.port, config.limits.max_in_flight, config.log.access) == ("0.0.0.0", 9000, 64, True)

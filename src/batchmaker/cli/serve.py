@@ -87,6 +87,9 @@ def serve(
     priorities: Annotated[
         str | None, typer.Option(help="aged: no priority waits for ever; strict: it may. Default: aged.")
     ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The bits of an answer do not depend on other requests or the run.")
+    ] = False,
     all_versions: Annotated[bool, typer.Option(help="Serve all versions of a model, not only the newest.")] = False,
     access_log: Annotated[bool, typer.Option(help="Log every call.")] = False,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. Default: info.")] = None,
@@ -130,7 +133,14 @@ def serve(
     with collector_paused():
         from batchmaker.server import serve as run_server
 
-    engine = _given(policy=policy, threads=threads, workers=workers, device=device, priorities=priorities)
+    engine = _given(
+        policy=policy,
+        threads=threads,
+        workers=workers,
+        device=device,
+        priorities=priorities,
+        deterministic=deterministic or None,
+    )
     limits = _given(
         max_in_flight=max_in_flight,
         max_body_bytes=None if max_body_mb is None else max_body_mb << 20,

@@ -71,6 +71,7 @@ def bind(
     device: torch.device = CPU,
     planner: Planner | None = None,
     trial: TrialRows | None = None,
+    deterministic: bool = False,
 ) -> BoundCell:
     """Check the module against its declared inputs, put it in eval mode and make it fast.
 
@@ -80,6 +81,8 @@ def bind(
     - device: where the cell runs, on copies of the weights; the module itself is on the CPU.
     - planner: batches the operations inside the cell if this is measured to be faster.
     - trial: real values, and the sizes at which the cell will run.
+    - deterministic: a row's bits depend on nothing else in its batch, with the present number of compute threads. There
+      are no loops, nothing is hoisted, nothing is chosen by time. For the CPU. ModelError if this cannot be.
 
     Raises ModelError or ShapeError. A module that cannot be traced is not an error; `notes` says so. Torch's random
     numbers go on afterwards as if nothing had been drawn.
@@ -112,10 +115,12 @@ def bind(
         identity = CellIdentity(text + options, (inputs, outputs), weights)
     plain = PlainModule(runnable, where, outputs, device, tried)
     if graph is None or not trial.independent:
-        forms = CellForms(plain, None)
+        forms = CellForms(plain, None, deterministic=deterministic)
         done: tuple[str, ...] = (left if trial.independent else "runs row by row, as it is: independent_rows=False",)
     else:
-        forms, done = _forms_of(plain, graph, limits, fold_bytes=fold_bytes, planner=planner)
+        forms, done = _forms_of(
+            plain, graph, limits, fold_bytes=fold_bytes, planner=planner, deterministic=deterministic
+        )
     bound = BoundCell(name, known, outputs, identity, (*done, *tried.notes), forms)
     return bound if num_sequence_inputs is None else bound.split(num_sequence_inputs)
 
@@ -127,6 +132,7 @@ def _forms_of(
     *,
     fold_bytes: int,
     planner: Planner | None,
+    deterministic: bool,
 ) -> tuple[CellForms, tuple[str, ...]]:
     """Move a cell's graph to the device and optimise it in place; return its forms and notes on what was done.
 
@@ -137,9 +143,11 @@ def _forms_of(
     with device:
         notes = [f"{kind} cut into input projection and step" for kind in cut_recurrent_cells(graph)]
     fold_constants(graph)
-    packer = Packer(fuse=device == CPU)
+    packer = Packer(fuse=device == CPU, by_time=not deterministic)
     unplanned: Callable[[int], TracedCell | None] | None = None
-    if planner is not None and device == CPU:
+    if planner is not None and deterministic:
+        notes.append("not planned: plans are chosen by measured times, which deterministic=True excludes")
+    elif planner is not None and device == CPU:
         plan = planner(graph)
         packer = plan.packer()
         notes.append(plan.note)
@@ -149,7 +157,7 @@ def _forms_of(
     elif planner is not None:
         notes.append(f"not planned: planning is for the CPU, this cell runs on {device}")
     notes += _fold(graph, limits, fold_bytes)
-    return CellForms(plain, graph, packer, unplanned), tuple(notes)
+    return CellForms(plain, graph, packer, unplanned, deterministic=deterministic), tuple(notes)
 
 
 def traced(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
@@ -227,12 +235,17 @@ class BoundCell:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was done to make it fast, or why nothing was done."""
-        return (*self._notes, *self._forms.refused)
+        return (*self._notes, *self._forms.notes)
 
     @property
     def sample(self) -> Batch:
         """One real row of each output, [1, *shape], as the module gave it for the real row of each input."""
         return self._forms.sample
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The sizes at which a row has the same bits, for a deterministic engine; otherwise () for any."""
+        return self._forms.batch_sizes
 
     def example(self, num_rows: int) -> Batch:
         """Return so many copies of the real row of each input, on the cell's device."""

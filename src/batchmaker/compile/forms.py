@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import final
+from contextlib import suppress
+from typing import TYPE_CHECKING, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from batchmaker.compile.dataflow import CannotRewriteError, TracedCell
 from batchmaker.compile.export import flat_outputs
@@ -16,10 +17,13 @@ from batchmaker.compile.node_loop import NodeLoop, find_node_loop
 from batchmaker.compile.opaque import Opaque
 from batchmaker.compile.program import Program
 from batchmaker.compile.recurrent_cells import Recurrence, find_recurrence
-from batchmaker.compile.row_trial import Batch, Tried, in_sizes
+from batchmaker.compile.row_trial import RANDOM, Batch, RowsError, Tried, in_sizes, is_large
 from batchmaker.compile.split import Split, compile_whole, split_cell
 from batchmaker.errors import ShapeError
 from batchmaker.graph.spec import ValueSpec
+
+if TYPE_CHECKING:
+    from batchmaker.compile.same_bits import SameBits
 
 CPU = torch.device("cpu")
 
@@ -68,7 +72,10 @@ class CellForms:
 
     Each form is tried when it is made: one that gives other numbers than the module gives for single rows is not used.
     unplanned: for a planned cell, a function from the number of sequence inputs to the graph to split instead, or None
-    to split this one. refused: notes on forms that are not used.
+    to split this one. deterministic: a row has the same bits in every batch, so the only form is the whole cell, at
+    sizes at which this holds, `batch_sizes`. notes: on forms that are not used, and on these sizes.
+
+    Raises RowsError if it is to be deterministic and cannot be.
     """
 
     def __init__(
@@ -77,13 +84,21 @@ class CellForms:
         graph: TracedCell | None,
         packer: Packer | None = None,
         unplanned: Callable[[int], TracedCell | None] | None = None,
+        *,
+        deterministic: bool = False,
     ) -> None:
         self._plain = plain
         self._graph = graph
         self._packer = packer or Packer()
         self._unplanned = unplanned
+        self._deterministic = deterministic
         self._whole: Program | None = None
-        self.refused: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = ()
+        self.batch_sizes: tuple[int, ...] = ()
+        if deterministic:
+            self._whole = found = self._with_same_bits()
+            self.notes += (found.note,)
+            self.batch_sizes = found.sizes
 
     @property
     def sample(self) -> Batch:
@@ -108,14 +123,16 @@ class CellForms:
     def node_loop(self, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec]) -> NodeLoop | None:
         """Return the compiled call for tasks of single nodes; None if there is none, or it gives other numbers."""
         graph, device = self._graph, self._plain.device
-        loop = None if graph is None or device != CPU else find_node_loop(graph, inputs, outputs)
+        if graph is None or device != CPU or self._deterministic:
+            return None
+        loop = find_node_loop(graph, inputs, outputs)
         if loop is None or not self._plain.tried.computes_the_same(lambda rows, _: loop.call(rows, outputs), device):
             return None
         return loop
 
     def split(self, inputs: tuple[ValueSpec, ...], num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
         """Return the cell in two parts, and a note on the split."""
-        if self._graph is None:
+        if self._graph is None or self._deterministic:
             return self._all_in_step(inputs[:num_sequence_inputs], self.whole()), ()
         try:
             split, notes = self._cut(self._graph, num_sequence_inputs)
@@ -131,11 +148,40 @@ class CellForms:
         count = split.num_hoisted_calls
         return split, (*notes, *((f"{count} operations hoisted out of the step",) if count else ()))
 
+    def _with_same_bits(self) -> SameBits:
+        """Return the whole cell as a program that gives a row the same bits in every batch."""
+        from batchmaker.compile.same_bits import decides, with_same_bits  # deterministic engines alone need it
+
+        plain, graph = self._plain, self._graph
+        if RANDOM in plain.tried.notes:
+            raise RowsError(
+                f"{plain.where}: draws random numbers from torch, which depend on what ran before; with "
+                "deterministic=True draw them by a seed and a step, with bm.sampling"
+            )
+        count = len(self.sample)
+        is_seen, deciding = all(values.is_floating_point() for values in self.sample), list[fx.Node]()
+        if graph is not None:
+            with suppress(CannotRewriteError):
+                deciding, is_seen = decides(graph), True
+        made = plain if graph is None else compile_whole(graph, self._packer, deciding)
+        if not self._is_right(lambda rows, sizes: in_sizes(lambda *part: made(*part)[:count], rows, sizes), graph):
+            made, is_seen = plain, all(values.is_floating_point() for values in self.sample)
+        with torch.no_grad():
+            return with_same_bits(
+                made,
+                plain.tried.inputs,
+                plain.tried.batch_sizes,
+                plain.where,
+                num_outputs=count,
+                is_seen=is_seen,
+                is_large=is_large(plain.module),
+            )
+
     def _is_right(self, form: Callable[[Batch, Sequence[int]], Batch], graph: TracedCell | None) -> bool:
         """Whether a form of the graph gives what the module gives. Otherwise a note is kept."""
         if graph is None or self._plain.tried.computes_the_same(form, self._plain.device):
             return True
-        self.refused = ("left as it is: made fast, it gave other numbers than the module gives for single rows",)
+        self.notes = ("left as it is: made fast, it gave other numbers than the module gives for single rows",)
         return False
 
     def _cut(self, graph: TracedCell, num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:

@@ -33,11 +33,11 @@ class Packer:
 
     Weights are identified by object identity; the caller keeps them alive (as constants of a TracedCell). reuse:
     pointwise operations overwrite values without another reader. fuse: they run in passes over the rows, if there is a
-    program for them.
+    program for them. by_time: a convolution is computed in the way that is measured to be fastest, else in torch's.
     """
 
-    def __init__(self, *, reuse: bool = False, fuse: bool = False) -> None:
-        self.reuse, self.fuse = reuse, fuse
+    def __init__(self, *, reuse: bool = False, fuse: bool = False, by_time: bool = True) -> None:
+        self.reuse, self.fuse, self.by_time = reuse, fuse, by_time
         self._layers: dict[tuple[Any, ...], Linear] = {}
         self._convolutions: dict[tuple[Any, ...], Convolution] = {}
 
@@ -68,7 +68,7 @@ def lower(cell: TracedCell, packer: Packer) -> None:
     for node in list(cell.graph.nodes):
         if is_linear(cell, node):
             _fuse(cell, node, packer)
-        elif node.target in _CONVOLUTIONS:
+        elif packer.by_time and node.target in _CONVOLUTIONS:
             _convolve(cell, node, packer)
     cell.graph.eliminate_dead_code()
     if packer.reuse:

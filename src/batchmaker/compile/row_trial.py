@@ -160,6 +160,11 @@ def try_rows(
         return _RowTrial(module, inputs, trial, where, traced, limits).tried()
 
 
+def is_large(module: nn.Module) -> bool:
+    """Whether a module has so many weights that each call takes long."""
+    return sum(weight.nbytes for weight in (*module.parameters(), *module.buffers())) > _LARGE_BYTES
+
+
 def _floats(kind: int, noise: Tensor) -> Tensor:
     """Return a row that is large and negative, noise, large and positive, zero, or positive."""
     large = _LARGE * noise.abs()
@@ -183,7 +188,7 @@ class _RowTrial:
         self._limits = limits
         self._sizes = trial.batch_sizes
         weights = [*module.parameters(), *module.buffers()]
-        self._is_large = sum(weight.nbytes for weight in weights) > _LARGE_BYTES
+        self._is_large = is_large(module)
         self._dtypes = {weight.dtype for weight in weights} | {torch_dtype(spec.dtype) for spec in inputs}
         self._real = trial.batch(inputs, 1)
         self._tolerance = 0.0

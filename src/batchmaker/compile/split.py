@@ -36,9 +36,9 @@ class Split:
     looped: LoopedStep | None = None
 
 
-def compile_whole(cell: TracedCell, packer: Packer) -> Program:
-    """Return the cell as one program."""
-    whole = extract(cell, cell.inputs, cell.outputs)
+def compile_whole(cell: TracedCell, packer: Packer, also: Sequence[fx.Node] = ()) -> Program:
+    """Return the cell as one program. also: values that it returns after the outputs."""
+    whole = extract(cell, cell.inputs, [*cell.outputs, *also])
     lower(whole, packer)
     return compile_program(whole)
 

@@ -23,7 +23,7 @@ from batchmaker.engine.interpreter import tune_interpreter
 from batchmaker.engine.loop import Loop
 from batchmaker.engine.observers import Onlooker
 from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES, SequenceLimit
-from batchmaker.engine.options import check_choice, check_number, check_whole, checked_priority
+from batchmaker.engine.options import check_choice, check_flag, check_number, check_whole, checked_priority
 from batchmaker.engine.request import Settled, Ticket
 from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.setup import Drivers, choose_policy, make_driver, prepare_scheduler, separated
@@ -80,6 +80,10 @@ class Engine:
     - refuse: turn a request away before anything of it is computed, if the policy sees that it cannot be in time.
     - max_sequences: the most sequences that are open at once.
     - max_queue: the most requests that are accepted and not answered; None for no limit.
+    - deterministic: a request's bits do not depend on other requests, on the policy, on the number of workers or on the
+      run (of the same model, requests, processor, versions and `threads`; the default is then 1). A cell is computed in
+      one form, at batch sizes at which a row is proved to get the same bits everywhere; a ModelError tells if a cell
+      cannot be. For cells on the CPU: OptionError with a device, an executor, or a policy for whole requests.
     - when_full: what `submit` does at this limit: `refuse` raises QueueFullError, `wait` blocks the caller's thread
       until there is room. The thread of an event loop is never blocked: it gets QueueFullError in both cases.
 
@@ -102,6 +106,7 @@ class Engine:
         late: Literal["give-up", "finish"] = "give-up",
         priorities: Literal["aged", "strict"] = "aged",
         refuse: bool = False,
+        deterministic: bool = False,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
         max_queue: int | None = None,
         when_full: Literal["refuse", "wait"] = "refuse",
@@ -109,6 +114,9 @@ class Engine:
         check_whole("threads", threads, least=1, optional=True)
         if workers != "auto":
             check_whole("workers", workers, least=1)
+        check_flag("deterministic", deterministic)
+        if deterministic and threads is None:
+            threads = 1  # not as many as there are: another number makes other bits
         adapts = workers == "auto"
         workers, threads = found_processors().divided(workers, threads)
         check_whole("run_ahead", run_ahead, least=0, optional=True)
@@ -120,11 +128,16 @@ class Engine:
         check_choice("priorities", priorities, "aged", "strict")
         aged_every = AGED_EVERY if priorities == "aged" else None
         self._clock = RealClock()
-        self._registry = CellRegistry()
-        self._catalogue = Catalogue(model, self._registry, deadline_ms)
         self._computes_here = computes_here = executor is None and device == "cpu"
         threads = default_threads(workers) if threads is None else threads
+        self._registry = CellRegistry(deterministic_for=threads if deterministic else None)
+        self._catalogue = Catalogue(model, self._registry, deadline_ms)
         chosen = choose_policy(policy, refuse=refuse, on_cpu=computes_here)
+        if deterministic and not (computes_here and isinstance(chosen, CellPolicy)):
+            where = "here" if computes_here else "on this device or executor"
+            raise OptionError(
+                f"deterministic=True is for policies of cells on the CPU, not for {chosen.name!r} {where}"
+            )
         several = workers if computes_here and isinstance(chosen, CellPolicy) else 1
         self._limit = SequenceLimit(max_sequences)
         room = None if max_queue is None else Room(max_queue, waits=when_full == "wait")

@@ -31,6 +31,12 @@ def check_whole(name: str, value: Any, *, least: int, optional: bool = False) ->
         raise OptionError(f"{name} must be at least {least}, a whole number, got {said_of(value)}")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Raise OptionError unless an option is True or False."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} must be True or False, got {said_of(value)}")
+
+
 def check_choice(name: str, value: Any, *choices: str) -> None:
     """Raise OptionError unless an option is one of the words in `choices`."""
     if not isinstance(value, str) or value not in choices:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias, final
 
@@ -53,6 +54,19 @@ class _Shapes:
     refused: set[Signature]
 
 
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Compute with so many threads; None: with those that there are."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count is not None:
+            torch.set_num_threads(before)
+
+
 def _planner() -> Planner:
     """Import and return the planner. It is large, and most engines do not need it."""
     from batchmaker.compile.planner.in_runs import planner
@@ -65,13 +79,22 @@ class CellRegistry:
     """Types and bound modules by type id. Grows as cells are used for the first time; nothing is ever removed.
 
     Any thread may call its methods. on_new: called with each new type, before any graph that uses it exists.
+    deterministic_for: number of compute threads with which a row's bits are to depend on nothing else in its batch;
+    None if they may.
     """
 
-    def __init__(self, on_new: Callable[[CellType], None] | None = None, *, fold_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        on_new: Callable[[CellType], None] | None = None,
+        *,
+        fold_bytes: int = 1 << 30,
+        deterministic_for: int | None = None,
+    ) -> None:
         self._types: dict[Cell, CellType] = {}
         self._shapes: dict[Cell, _Shapes] = {}
         self._on_new = on_new
         self._fold_bytes = fold_bytes
+        self._deterministic_for = deterministic_for
         self.binding = ""  # the name of the cell that is bound now
         self.types: list[CellType] = []
         self.bound: list[BoundCell] = []
@@ -207,12 +230,12 @@ class CellRegistry:
             if other.identity == bound.identity and known.form_of is None
         ]
         for known in equal:
-            if not _differences(known, cell):
+            if not self._differences(known, cell):
                 return known
         type_id = TypeId(len(self.types))
         if equal:
             self._apart[type_id] = tuple(
-                f"not batched with {known.name!r}, which is the same cell but for its {_differences(known, cell)}"
+                f"not batched with {known.name!r}, which is the same cell but for its {self._differences(known, cell)}"
                 for known in equal
             )
         cell_type = CellType(
@@ -220,7 +243,7 @@ class CellRegistry:
             name,
             bound.inputs,
             bound.outputs,
-            cell.batch_sizes,
+            bound.batch_sizes or cell.batch_sizes,
             cell.priority,
             cell.host_outputs,
         )
@@ -235,6 +258,15 @@ class CellRegistry:
         self.types.append(cell_type)  # last: other threads look here for what there is
         if self._on_new is not None:
             self._on_new(cell_type)
+
+    def _differences(self, known: CellType, cell: Cell) -> str:
+        """Return the options that separate a cell from an otherwise equal one with a type, "" if there are none."""
+        options = {
+            "batch sizes": (self._cells[known.type_id].batch_sizes, cell.batch_sizes),
+            "priority": (known.priority, cell.priority),
+            "host outputs": (known.host_outputs, cell.host_outputs),
+        }
+        return " and ".join(name for name, (one, other) in options.items() if one != other)
 
     def _bound(
         self, cell: Cell, source: nn.Module | AnyProgram, inputs: tuple[ValueSpec, ...], given: Given, name: str
@@ -252,7 +284,17 @@ class CellRegistry:
         wanted = floats.annotated(inputs, ports)
 
         def bound(wanted: tuple[ValueSpec, ...], trial: TrialRows) -> tuple[BoundCell, TrialRows]:
-            return bind(source, wanted, name=name, fold_bytes=self._fold_bytes, planner=planner, trial=trial), trial
+            with _threads(self._deterministic_for):
+                made = bind(
+                    source,
+                    wanted,
+                    name=name,
+                    fold_bytes=self._fold_bytes,
+                    planner=planner,
+                    trial=trial,
+                    deterministic=self._deterministic_for is not None,
+                )
+            return made, trial
 
         try:
             return bound(wanted, real)
@@ -345,16 +387,6 @@ class _Prefixed:
     def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> CellType:
         """As in the registry, under a name with the model's prefix."""
         return self._registry.other(cell, inputs, error, given, self._prefix)
-
-
-def _differences(known: CellType, cell: Cell) -> str:
-    """Return the options that separate two otherwise equal cells, "" if there are none."""
-    options = {
-        "batch sizes": (known.batch_sizes, cell.batch_sizes),
-        "priority": (known.priority, cell.priority),
-        "host outputs": (known.host_outputs, cell.host_outputs),
-    }
-    return " and ".join(name for name, (one, other) in options.items() if one != other)
 
 
 def _check_declared(declared: Declared, bound: BoundCell) -> None:

@@ -91,6 +91,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     threads: int | None = None
     device: str = "cpu"
     priorities: Literal["aged", "strict"] = "aged"
+    deterministic: bool = False
 
 
 class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,6 +153,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                     self.limits.max_sequences,
                     model.device,
                     model.priorities,
+                    model.deterministic,
                 ),
             )
             for model in self.models

@@ -28,6 +28,7 @@ class EngineOptions:
     max_sequences: int = 1024
     device: str = "cpu"
     priorities: Literal["aged", "strict"] = "aged"
+    deterministic: bool = False
 
 
 @final
@@ -45,6 +46,7 @@ class EnginePort:
             max_sequences=options.max_sequences,
             device=options.device,
             priorities=options.priorities,
+            deterministic=options.deterministic,
         )
 
     def start(self) -> tuple[Any, list[Any]]:
