@@ -27,7 +27,9 @@ from batchmaker.compile.row_trial import Batch, TrialRows, try_rows
 from batchmaker.compile.split import Split
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
+from batchmaker.compile.state_loop import StateChoice, StateLoop
 from batchmaker.kernels.cpu.greedy import GreedyLoop
+from batchmaker.compile.state_loop import StateChoice, StateLoop
 from batchmaker.kernels.cpu.loop import RecurrentLoop
 
 
@@ -196,8 +198,8 @@ class BoundCell:
     """
 
     __slots__ = (
-        "_chain_loop", "_forms", "_node_loop", "_notes", "_split", "_splits", "hoisted", "identity", "inputs", "name",
-        "num_sequence_inputs", "outputs",
+        "_chain_loop", "_forms", "_node_loop", "_notes", "_split", "_splits", "_state_loop", "hoisted", "identity",
+        "inputs", "name", "num_sequence_inputs", "outputs",
     )  # fmt: skip
 
     def __init__(
@@ -220,6 +222,7 @@ class BoundCell:
         self._split: Split | None = None
         self._chain_loop: ChainLoop | None = None
         self._node_loop: NodeChoice | None = None
+        self._state_loop: StateChoice | None = None
         self._splits: dict[int, BoundCell] = {}
 
     @property
@@ -288,6 +291,24 @@ class BoundCell:
         """
         return None if self._node_loop is None else self._node_loop.fastest(batch)
 
+    def state_loop_for(self, batch: int) -> StateLoop | None:
+        """Return the compiled call for chains with any state, if it is faster than `step` for steps of `batch` rows.
+
+        `warm_up` measures this; otherwise the first call here does.
+        """
+        split, count = self._split, self.num_sequence_inputs
+        if split is None or count is None or isinstance(self.loop, RecurrentLoop):
+            return None
+        if self._state_loop is None:
+            loop = self._forms.state_loop(split, self.inputs[count:], self.outputs, count)
+            self._state_loop = StateChoice(loop, split.step, self._stepped_rows)
+        return self._state_loop.fastest(batch)
+
+    def _stepped_rows(self, num_rows: int) -> Batch:
+        """Return so many rows of what `step` takes."""
+        rows, count = self.example(1), self.num_sequence_inputs
+        return _repeated((*self.hoist(rows[:count]), *rows[count:]), num_rows)
+
     def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
         """Return the cell as an LSTM or a GRU with so many inputs per step; None if it computes anything else."""
         return self._forms.recurrence(num_sequence_inputs)
@@ -308,6 +329,8 @@ class BoundCell:
             self.hoist(self.example(size)[: self.num_sequence_inputs])
         if self._chain_loop is not None:
             self._chain_loop.measure(batch_sizes, hoist_sizes)
+        if self.num_sequence_inputs is not None and batch_sizes:
+            self.state_loop_for(batch_sizes[-1])
         if self.num_sequence_inputs is None and (loop := self._forms.node_loop(self.inputs, self.outputs)) is not None:
             self._node_loop = NodeChoice(loop)
             self._node_loop.measure(self._forms.whole(), self.example, batch_sizes)

@@ -65,11 +65,6 @@ class CellType:
     priority: int = 0
     host_outputs: tuple[int, ...] = ()
 
-    @property
-    def watched(self) -> int:
-        """The output for the stop test of a loop."""
-        return self.host_outputs[0] if self.host_outputs else 0
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", _as_one(self.inputs))
         object.__setattr__(self, "outputs", _as_one(self.outputs))
