@@ -122,7 +122,7 @@ class CellForms:
         device = self._plain.device
         if split.graph is None or device != CPU:
             return None
-        loop = find_state_loop(split.graph, (*split.hoisted, *state), len(split.hoisted))
+        loop = find_state_loop(split.graph, (*split.hoisted, *state), len(split.hoisted), self._packer)
         if loop is None:
             return None
 

@@ -21,7 +21,7 @@ from batchmaker.kernels.cpu.machine import (
     write_int64,
     zero_bytes,
 )
-from batchmaker.kernels.cpu.steps import BLOCK, PART, ROW_BYTES, SET_THREADS, SGEMM, SOURCE, hand_out, note_kept
+from batchmaker.kernels.cpu.steps import BEGIN, BLOCK, PART, ROW_BYTES, SET_THREADS, SGEMM, SOURCE, hand_out, note_kept
 
 GATHER, LOOKUP, PRODUCT, PASS, BEST, EACH, COLUMNS, CALL = range(8)
 """Operations, [code, result, a, b, c, d].
@@ -175,7 +175,7 @@ def operate(
 @compiled_arithmetic
 def run_nodes(
     ends: Words, of: Words, rows: Words, row_bytes: Words, tables: Words, operations: Words, values: Words,
-    passes: Words, programs: Words, slots: Words, base_values: Words, bases: Words, records: Words, floats: Floats,
+    passes: Words, programs: Words, slots: Words, base_values: Words, records: Words, bases: Words, floats: Floats,
     integers: Words, addresses: Words, made: Words, parts: Words, keep_at: Words, keep_rows: Words, keep_tables: Words,
     copies: Words, places: Words, from_at: Words, block: int,
 ) -> int:  # fmt: skip
@@ -192,7 +192,7 @@ def run_nodes(
         copies[i, SOURCE] = values[made[copies[i, PART]], ADDRESS]
         copies[i, ROW_BYTES] = values[made[copies[i, PART]], VALUE_BYTES]
     threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
-    begin = steps = 0
+    begin = steps = BEGIN
     for end in ends:
         all_have_rows = True
         for p in range(begin, end):
@@ -204,7 +204,7 @@ def run_nodes(
                     table = of[port, first + b]
                     from_at[port, b] = tables[table] + rows[port, first + b] * row_bytes[port] if table else 0
             k = operate(
-                0, n, first - begin, from_at, operations, values, passes, programs, slots, base_values, bases, records,
+                BEGIN, n, first - begin, from_at, operations, values, passes, programs, slots, base_values, bases, records,
                 floats, integers, addresses[SGEMM],
             )  # fmt: skip
             if k == NO_ROW:

@@ -54,9 +54,13 @@ _aten = torch.ops.aten
 _RESHAPES: Final = frozenset((
     _aten.unsqueeze.default, _aten.squeeze.dim, _aten.squeeze.default, _aten.view.default, _aten.reshape.default,
     _aten.flatten.using_ints, _aten.contiguous.default, _aten.alias.default, _aten.detach.default, _aten.expand.default,
-    _aten.slice.Tensor, _aten.to.dtype, _aten.clone.default,
+    _aten.slice.Tensor, _aten.to.dtype, _aten._to_copy.default, _aten.clone.default,
 ))  # fmt: skip
 """Operations that may give the same numbers in the same order; whether they do is seen from the shapes."""
+
+_MOST_OF_LAYER: Final = 1 << 22
+_MOST_WEIGHTS: Final = 1 << 24
+"""Most weights of a product, and of all: they are held twice more. Where there are more, a call costs little beside."""
 
 _Written: TypeAlias = Callable[[], None]
 
@@ -92,10 +96,11 @@ class Writer:
     """Writes the operations of a graph. Numbers of values are their places in `values`.
 
     kept: what is behind the addresses of operations, slots and records. shapes: (row, dtype) of each value. calls: what
-    torch does. num_weights: of products. in_place: inputs that torch gets where they lie.
+    torch does. num_weights: of products. packer: for calls. in_place: inputs that torch
+    gets where they lie.
     """
 
-    def __init__(self, cell: TracedCell, inputs: Sequence[ValueSpec], in_place: Collection[int] = ()) -> None:
+    def __init__(self, cell: TracedCell, inputs: Sequence[ValueSpec], packer: Packer, in_place: Collection[int] = ()) -> None:
         self.operations: list[list[int]] = []
         self.values: list[list[int]] = []
         self.shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
@@ -103,7 +108,7 @@ class Writer:
         self.kept: list[Any] = []
         self.num_weights = 0
         self.ports = {node: port for port, node in enumerate(cell.inputs)}
-        self._inputs, self._in_place = inputs, in_place
+        self._inputs, self._packer, self._in_place = inputs, packer, in_place
         self._passes: list[list[int]] = []
         self._programs: list[Words] = []
         self._slots: list[Words] = []
@@ -221,6 +226,8 @@ class Writer:
         weight, bias = parameters(self._cell, node)
         source = self._rows_of(node.args[0])
         if source is None or {weight.dtype, source[1]} != {torch.float32} or len(source[0]) != 1 or not source[0][0]:
+            return None
+        if weight.numel() > _MOST_OF_LAYER or self.num_weights + weight.numel() > _MOST_WEIGHTS:
             return None
         return lambda: self._multiply(node, weight, bias)
 
@@ -376,7 +383,7 @@ class Writer:
         if not reads or any(rows is None for _, rows in specs) or any(self._rows_of(node) is None for node in reads):
             raise OtherError
         part = extract(self._cell, reads, results)
-        lower(part, Packer(fuse=True))
+        lower(part, self._packer)
         given = [(self._read_by_torch(node), self._shape(node)) for node in reads]
         made = [self._value(*rows) for _, rows in specs if rows is not None]
         self._value_of |= dict(zip(results, made, strict=True))
@@ -485,13 +492,16 @@ def row_bytes(spec: ValueSpec) -> int:
 
 
 def write_graph(
-    cell: TracedCell, inputs: Sequence[ValueSpec], *, with_calls: bool = False, in_place: Collection[int] = ()
+    cell: TracedCell, inputs: Sequence[ValueSpec], packer: Packer | None = None, in_place: Collection[int] = ()
 ) -> tuple[Writer, list[fx.Node]]:
-    """Return a graph's operations, and the nodes of its outputs. OtherError if they cannot be written."""
+    """Return a graph's operations, and the nodes of its outputs. OtherError if they cannot be written.
+
+    packer: for what torch does; None if it is to do nothing.
+    """
     try:
         made = prepared(cell)
-        writer = Writer(made, inputs, in_place)
-        writer.write(with_calls=with_calls)
+        writer = Writer(made, inputs, packer or Packer(), in_place)
+        writer.write(with_calls=packer is not None)
     except (CannotRewriteError, OverflowError):  # the latter: a number that is none of its dtype
         raise OtherError from None
     return writer, made.outputs

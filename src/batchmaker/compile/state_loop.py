@@ -18,7 +18,9 @@ from torch import Tensor
 
 from batchmaker.compile.dataflow import CannotRewriteError, TracedCell
 from batchmaker.compile.export import torch_dtype
+from batchmaker.compile.lower import Packer
 from batchmaker.compile.operations import Call, Operations, OtherError, Room, Writer, row_bytes, write_graph
+from batchmaker.compile.node_steps import CALL, GATHER
 from batchmaker.compile.passes.interpreter import Words, is_available
 from batchmaker.compile.passes.open_steps import open_steps
 from batchmaker.compile.state_steps import (
@@ -32,16 +34,19 @@ from batchmaker.compile.state_steps import (
     STEPS,
     run_states,
 )
+from batchmaker.compile.typed import KINDS
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.choice import least_s
 from batchmaker.kernels.cpu.steps import BLOCK, Flags
 
 _NONE: Final = np.zeros(0, np.int64)
 _NO_FLAGS: Final = np.zeros(0, np.bool_)
-_SIZES: Final = (1, BLOCK, 8, 4 * BLOCK)
-"""Rows at which the loop is tried, the most informative first; those between them go by interpolated ratios."""
+_SIZES: Final = (1, 8, BLOCK)
+"""Rows at which the loop is tried, and the largest; those between them go by interpolated ratios."""
 _STEPS: Final = 4
 _ALL_S: Final = 60e-3
+_SLOW_S: Final = 10e-3
+"""A step that takes longer is left to torch."""
 _LARGE_BYTES: Final = 4096
 """Rows of state that only torch reads are given to it where they are, if they are larger than this."""
 
@@ -109,6 +114,7 @@ class StateLoop:
         self._operations = Operations(writer, stays)
         self._made, self._fed_by = np.array(made, np.int64), np.array(fed_by, np.int64)
         self._parts = np.arange(len(made))
+        self._is_number = [shape == () and dtype in KINDS for shape, dtype in writer.shapes]
         self._inputs = inputs
         self._row_bytes = np.array([row_bytes(spec) for spec in inputs], np.int64)
         self._num_hoisted = len(inputs) - len(fed_by)
@@ -117,6 +123,10 @@ class StateLoop:
     @property
     def num_calls(self) -> int:
         return len(self._calls)
+
+    @property
+    def num_hoisted(self) -> int:
+        return self._num_hoisted
 
     def can_watch(self, outputs: Iterable[int]) -> bool:
         """Whether stop tests can look at these outputs."""
@@ -131,7 +141,7 @@ class StateLoop:
         count = len(task.lanes)
         stopped, skipped = np.zeros((2, count), np.bool_)
         failed: dict[int, str] = {}
-        by_python = tests is not None and not _are_constants(tests, task.nodes)
+        by_python = tests is not None and not self._compares(tests, task.nodes)
         room, operations = self._room(task.largest, count), self._operations
         room.cursor[:] = 0, 0, -1, 0
         hoisted_at = np.array([values.data_ptr() for values in task.hoisted], np.int64)
@@ -186,6 +196,13 @@ class StateLoop:
         """Return a function that runs so many steps from these rows on."""
         task = self._example(tuple([values.clone() for values in rows]), num_steps)
         return lambda: self.run(task, "")
+
+    def _compares(self, tests: Any, nodes: Words) -> bool:
+        """Whether all stop tests at these nodes compare one number with an integer."""
+        numbers = np.unique(tests.test_of[nodes])
+        numbers = numbers[numbers >= 0]
+        watched = [int(self._made[output]) for output in tests.output_of[numbers] if output < len(self._made)]
+        return bool(tests.is_constant[numbers].all()) and all(self._is_number[value] for value in watched)
 
     # --- what Python does ------------------------------------------------------------------------------------------
 
@@ -265,25 +282,22 @@ class _StateRoom(Room):
         return self._views[key]
 
 
-def _are_constants(tests: Any, nodes: Words) -> bool:
-    numbers = tests.test_of[nodes]
-    return bool(tests.is_constant[numbers[numbers >= 0]].all())
-
-
 def _bits(values: Tensor) -> NDArray[Any]:
     return (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
 
 
-def find_state_loop(step: TracedCell, inputs: Sequence[ValueSpec], num_hoisted: int) -> StateLoop | None:
+def find_state_loop(
+    step: TracedCell, inputs: Sequence[ValueSpec], num_hoisted: int, packer: Packer
+) -> StateLoop | None:
     """Return the loop of the step of a chain's cell; None if nothing of it can be compiled here.
 
-    inputs: hoisted values, then the state, which the last outputs feed.
+    inputs: hoisted values, then the state, which the last outputs feed. packer: for what torch does.
     """
     if not is_available() or len(inputs) == num_hoisted:
         return None
     try:
         large = {k for k in range(num_hoisted, len(inputs)) if row_bytes(inputs[k]) > _LARGE_BYTES}
-        writer, outputs = write_graph(open_steps(step), inputs, with_calls=True, in_place=large)
+        writer, outputs = write_graph(open_steps(step), inputs, packer, large)
         num_state = len(inputs) - num_hoisted
         ports = {node: port - num_hoisted for node, port in writer.ports.items() if port >= num_hoisted}
         made = []
@@ -295,7 +309,7 @@ def find_state_loop(step: TracedCell, inputs: Sequence[ValueSpec], num_hoisted: 
         fed_by = [-1 if ports.get(outputs[first + k]) == k else made[first + k] for k in range(num_state)]
     except (OtherError, CannotRewriteError):
         return None
-    if not any(operation[0] < 7 and operation[0] > 0 for operation in writer.operations):
+    if not any(operation[0] not in (GATHER, CALL) for operation in writer.operations):
         return None
     return StateLoop(writer, made, fed_by, inputs)
 
@@ -330,24 +344,38 @@ class StateChoice:
         with self._measuring:
             ratios: dict[int, float] = {}
             end_s = time.thread_time() + _ALL_S
-            for n in dict.fromkeys(min(size, largest) for size in (1, largest, *_SIZES)):
-                if len(ratios) > 1 and time.thread_time() > end_s:
+            for n in sorted({min(size, largest) for size in _SIZES} | {largest}):
+                if ratios and time.thread_time() > end_s:
                     break
                 rows = self._example(n)
+                stepped = _stepped(self._step, rows, len(rows) - loop.num_hoisted)
+                begin_s = time.thread_time()
+                stepped()
+                if time.thread_time() - begin_s > _SLOW_S:  # the work around it is little beside
+                    ratios[n] = 1.0
+                    continue
                 looped = loop.trial(rows, _STEPS)
                 looped()  # compile or load it
-                mine, others = least_s([looped, _stepped(self._step, rows)])
+                mine, others = least_s([looped, stepped])
                 ratios[n] = mine / (_STEPS * max(others, 1e-9))
             sizes = sorted(ratios)
             self._faster = np.interp(np.arange(largest + 1), sizes, [ratios[n] for n in sizes]) < 1
 
 
-def _stepped(step: Callable[..., tuple[Tensor, ...]], rows: tuple[Tensor, ...]) -> Callable[[], Any]:
-    """Return a call of a step and the copies of its results, without the rest of what an executor does."""
+def _stepped(
+    step: Callable[..., tuple[Tensor, ...]], rows: tuple[Tensor, ...], num_state: int
+) -> Callable[[], Any]:
+    """Return a step from lanes into lanes, without the rest of what an executor does."""
+    num_hoisted, n = len(rows) - num_state, len(rows[0])
+    lanes = [values.clone() for values in rows[num_hoisted:]]
 
     def stepped() -> None:
         with torch.no_grad():
-            for values in step(*rows):
-                values.clone()
+            made = step(*rows[:num_hoisted], *[values.narrow(0, 0, n) for values in lanes])
+        first = len(made) - num_state
+        for values in made[:first]:
+            values.clone()
+        for lane, values in zip(lanes, made[first:], strict=True):
+            lane.copy_(values)
 
     return stepped

@@ -12,6 +12,7 @@ from batchmaker.compile.typed_steps import ADDRESS, FLOAT32, KIND, VALUE_BYTES, 
 from batchmaker.compiled import compiled_arithmetic, compiled_part
 from batchmaker.kernels.cpu.machine import call_with_number, copy_bytes, int64_at
 from batchmaker.kernels.cpu.steps import (
+    BEGIN,
     PART,
     ROW_BYTES,
     SET_THREADS,
@@ -155,15 +156,15 @@ def run_states(
     why = DONE
     step, move, k, count = cursor[STEPS], cursor[MOVE], cursor[OPERATION], cursor[RUNNING]
     while step < len(ends):
-        first, last = ends[step - 1] if step else 0, ends[step]
+        first, last = ends[step - 1] if step else BEGIN, ends[step]
         if k < 0:
-            k = 0
+            k = BEGIN
             move, count = begin_step(
                 first, last, move, lanes, nodes, over, tables, move_at, move_tables, move_rows, state_at, row_bytes,
                 running, places, held, skipped,
             )  # fmt: skip
         begun, after = k, len(operations)
-        for done in range(0, count, block):
+        for done in range(BEGIN, count, block):
             n = min(count - done, block)
             find_rows(n, done, running, lanes, hoisted_at, state_at, row_bytes, from_at)
             after = operate(

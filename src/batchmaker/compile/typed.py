@@ -205,6 +205,7 @@ _FOUND: Final[dict[Any, _Found]] = {
     _aten.where.Scalar: _choice,
     _aten.masked_fill.Scalar: _fill,
     _aten.to.dtype: _cast,
+    _aten._to_copy.default: _cast,
     _aten.type_as.default: _cast,
     _aten.expand.default: _cast,
     _aten.clone.default: _cast,
