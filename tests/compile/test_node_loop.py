@@ -220,7 +220,8 @@ def test_the_steps_before_a_token_without_a_row_have_run() -> None:
     said[1] = 999
     task = NodeTask(
         np.array([1, 2, 3]), 1, np.array([[1, 2, 1]]), np.array([[0, 1, 2]]),
-        np.array([0, words.ctypes.data, said.ctypes.data]), np.arange(3), np.array([0, 2, 2]), np.array([2]), (), (), (),
+        np.array([0, words.ctypes.data, said.ctypes.data]), np.arange(3), np.array([0, 2, 2]), np.array([2]),
+        (), (), (),
     )  # fmt: skip
     assert loop.run(task) == 1
     assert said.tolist() == [int(wanted), 999, -1]

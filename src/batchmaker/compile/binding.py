@@ -25,11 +25,10 @@ from batchmaker.compile.recurrent_cells import Recurrence
 from batchmaker.compile.rewrite import cut_recurrent_cells, fold_constants, lift, token_limits
 from batchmaker.compile.row_trial import Batch, TrialRows, try_rows
 from batchmaker.compile.split import Split
+from batchmaker.compile.state_loop import StateChoice, StateLoop
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.compile.state_loop import StateChoice, StateLoop
 from batchmaker.kernels.cpu.greedy import GreedyLoop
-from batchmaker.compile.state_loop import StateChoice, StateLoop
 from batchmaker.kernels.cpu.loop import RecurrentLoop
 
 

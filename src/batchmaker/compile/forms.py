@@ -17,8 +17,8 @@ from batchmaker.compile.opaque import Opaque
 from batchmaker.compile.program import Program
 from batchmaker.compile.recurrent_cells import Recurrence, find_recurrence
 from batchmaker.compile.row_trial import Batch, Tried, in_sizes
-from batchmaker.compile.state_loop import StateLoop, find_state_loop
 from batchmaker.compile.split import Split, compile_whole, split_cell
+from batchmaker.compile.state_loop import StateLoop, find_state_loop
 from batchmaker.errors import ShapeError
 from batchmaker.graph.spec import ValueSpec
 

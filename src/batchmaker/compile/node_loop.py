@@ -72,12 +72,13 @@ class NodeLoop:
         """Compute the steps of a task; return how many: all, or those before a token without a row."""
         room, operations = self._room(task.largest), self._operations
         copies = room.copies_of(len(task.keep_tables), task)
-        done = run_nodes(
+        arguments: tuple[Any, ...] = (
             task.ends, task.source_tables, task.source_rows, self._row_bytes, task.tables, operations.operations,
             room.values, *operations.arrays, room.bases, room.floats, room.integers, operations.addresses, self._made,
             self._parts, task.keep_at, task.keep_rows, task.keep_tables, copies,
             room.places_of(task.source_rows.shape[1]), room.from_at, self.block,
         )  # fmt: skip
+        done = run_nodes(*arguments)
         self._rooms.append(room)
         return done
 

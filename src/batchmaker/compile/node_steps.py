@@ -95,9 +95,7 @@ def multiply_rows(n: int, a: int, g: int, depth: int, width: int, packed: int, p
             multiply_one(a + b * depth * 4, plain, g + b * width * 4, depth, width)
         return
     for b in range(0, n, BLOCK):
-        call_sgemm_compute(
-            sgemm, min(BLOCK, n - b), width, depth, a + b * depth * 4, depth, packed, g + b * width * 4
-        )
+        call_sgemm_compute(sgemm, min(BLOCK, n - b), width, depth, a + b * depth * 4, depth, packed, g + b * width * 4)
 
 
 @compiled_part
@@ -204,8 +202,8 @@ def run_nodes(
                     table = of[port, first + b]
                     from_at[port, b] = tables[table] + rows[port, first + b] * row_bytes[port] if table else 0
             k = operate(
-                BEGIN, n, first - begin, from_at, operations, values, passes, programs, slots, base_values, bases, records,
-                floats, integers, addresses[SGEMM],
+                BEGIN, n, first - begin, from_at, operations, values, passes, programs, slots, base_values, bases,
+                records, floats, integers, addresses[SGEMM],
             )  # fmt: skip
             if k == NO_ROW:
                 all_have_rows = False

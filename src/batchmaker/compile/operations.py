@@ -100,7 +100,9 @@ class Writer:
     gets where they lie.
     """
 
-    def __init__(self, cell: TracedCell, inputs: Sequence[ValueSpec], packer: Packer, in_place: Collection[int] = ()) -> None:
+    def __init__(
+        self, cell: TracedCell, inputs: Sequence[ValueSpec], packer: Packer, in_place: Collection[int] = ()
+    ) -> None:
         self.operations: list[list[int]] = []
         self.values: list[list[int]] = []
         self.shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
@@ -177,6 +179,7 @@ class Writer:
             return lambda: None
         if self._rows_of(node) is None:
             return None
+        read: Any = node.args[0]
         if is_linear(self._cell, node):
             return self._layer(node)
         if node.target in (_aten.embedding.default, _aten.index_select.default):
@@ -186,10 +189,10 @@ class Writer:
         if node.target is _aten.cat.default:
             return self._side_by_side(node)
         if node.target in _RESHAPES and self._is_same(node):
-            return lambda: self._value_of.__setitem__(node, self.value(node.args[0]))
+            return lambda: self._value_of.__setitem__(node, self.value(read))
         source, start, _ = columns(node)
-        if node.target is _aten.select.int and len(shape_of(node.args[0])) == 2 and node.args[1] in (1, -1):
-            source, start = node.args[0], node.args[2] % shape_of(node.args[0])[1]  # type: ignore[operator]
+        if node.target is _aten.select.int and len(shape_of(read)) == 2 and node.args[1] in (1, -1):
+            source, start = read, int(node.args[2]) % int(shape_of(read)[1])  # type: ignore[arg-type]
         if source is not node and self._rows_of(source) is not None:
             return lambda: self._part(node, source, start)
         found = as_typed(self._cell, node)

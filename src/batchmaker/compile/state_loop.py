@@ -19,8 +19,8 @@ from torch import Tensor
 from batchmaker.compile.dataflow import CannotRewriteError, TracedCell
 from batchmaker.compile.export import torch_dtype
 from batchmaker.compile.lower import Packer
-from batchmaker.compile.operations import Call, Operations, OtherError, Room, Writer, row_bytes, write_graph
 from batchmaker.compile.node_steps import CALL, GATHER
+from batchmaker.compile.operations import Call, Operations, OtherError, Room, Writer, row_bytes, write_graph
 from batchmaker.compile.passes.interpreter import Words, is_available
 from batchmaker.compile.passes.open_steps import open_steps
 from batchmaker.compile.state_steps import (
@@ -135,7 +135,8 @@ class StateLoop:
     def run(self, task: StateTask, cell: str, tests: Any = None) -> StateResult:
         """Compute steps of a task, except those of loops that have ended.
 
-        cell: its name, for messages. tests: of the loops; None if none ends at a value before the task does. Not all steps run if a token has no row or a call of torch raises.
+        cell: its name, for messages. tests: of the loops; None if none ends at a value before the task does. Not all
+        steps run if a token has no row or a call of torch raises.
         """
         found = Tests if tests is None else tests
         count = len(task.lanes)
@@ -146,13 +147,13 @@ class StateLoop:
         room.cursor[:] = 0, 0, -1, 0
         hoisted_at = np.array([values.data_ptr() for values in task.hoisted], np.int64)
         state_at = np.array([values.data_ptr() for values in task.state], np.int64)
-        arguments = (
+        arguments: tuple[Any, ...] = (
             room.cursor, task.ends, task.lanes, task.nodes, task.tables, hoisted_at, state_at, self._row_bytes,
             task.move_at, task.move_tables, task.move_rows, task.keep_at, task.keep_rows, task.keep_tables,
-            room.copies_of(len(task.keep_tables), task), self._made, self._parts, self._fed_by, operations.operations, room.values,
-            *operations.arrays, room.bases, room.floats, room.integers, operations.addresses, found.test_of, found.last,
-            found.output_of, found.over, found.constants, by_python, stopped, skipped, *room.positions, room.from_at,
-            room.block,
+            room.copies_of(len(task.keep_tables), task), self._made, self._parts, self._fed_by, operations.operations,
+            room.values, *operations.arrays, room.bases, room.floats, room.integers, operations.addresses,
+            found.test_of, found.last, found.output_of, found.over, found.constants, by_python, stopped, skipped,
+            *room.positions, room.from_at, room.block,
         )  # fmt: skip
         cursor = room.cursor
         while (why := run_states(*arguments)) != DONE:
@@ -214,7 +215,7 @@ class StateLoop:
         count = int(room.cursor[RUNNING])
         if count == 0:
             return
-        positions = room.running[:count]
+        positions = room.positions[0][:count]
         for output in tests.outputs:
             if output < len(self._made):
                 values = room.view(int(self._made[output]), count)
@@ -235,7 +236,7 @@ class StateLoop:
 
     def _from_lanes(self, room: _StateRoom, task: StateTask, port: int, count: int) -> Tensor:
         """Return a part of the state of the rows that run: where it lies, if they lie in order, else a copy."""
-        lanes, state = task.lanes[room.running[:count]], task.state[port - self._num_hoisted]
+        lanes, state = task.lanes[room.positions[0][:count]], task.state[port - self._num_hoisted]
         first = int(lanes[0])
         if count == 1 or bool((lanes == np.arange(first, first + count)).all()):
             return state.narrow(0, first, count)
@@ -255,7 +256,7 @@ class StateLoop:
 
 @final
 class _StateRoom(Room):
-    """The memory of a call. positions: running, places, held."""
+    """The memory of a call. positions: running, places and held, as for run_states."""
 
     def __init__(self, of: Operations, largest: int, block: int, num_inputs: int) -> None:
         super().__init__(of, largest, block)
@@ -264,12 +265,12 @@ class _StateRoom(Room):
         self.from_at = np.empty((num_inputs, block), np.int64)
         self._shapes = of.shapes
         self._views: dict[tuple[int, int, tuple[int, ...]], Tensor] = {}
-        self.fit(256)
+        self.positions: tuple[Words, ...] = tuple(np.empty((3, 256), np.int64))
 
     def fit(self, count: int) -> None:
         """Make room for so many positions."""
-        if not hasattr(self, "positions") or len(self.running) < count:
-            self.running, *others = self.positions = tuple(np.empty((3, 2 * count), np.int64))
+        if len(self.positions[0]) < count:
+            self.positions = tuple(np.empty((3, 2 * count), np.int64))
 
     def view(self, value: int, count: int, shape: tuple[int, ...] | None = None) -> Tensor:
         """Return the rows of a value, by default in its own shape."""
@@ -314,7 +315,7 @@ def find_state_loop(
     return StateLoop(writer, made, fed_by, inputs)
 
 
-# --- whether it is used ------------------------------------------------------------------------------------------------
+# --- whether it is used -----------------------------------------------------------------------------------------------
 
 
 @final
@@ -362,9 +363,7 @@ class StateChoice:
             self._faster = np.interp(np.arange(largest + 1), sizes, [ratios[n] for n in sizes]) < 1
 
 
-def _stepped(
-    step: Callable[..., tuple[Tensor, ...]], rows: tuple[Tensor, ...], num_state: int
-) -> Callable[[], Any]:
+def _stepped(step: Callable[..., tuple[Tensor, ...]], rows: tuple[Tensor, ...], num_state: int) -> Callable[[], Any]:
     """Return a step from lanes into lanes, without the rest of what an executor does."""
     num_hoisted, n = len(rows) - num_state, len(rows[0])
     lanes = [values.clone() for values in rows[num_hoisted:]]

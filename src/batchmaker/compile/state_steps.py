@@ -144,14 +144,12 @@ def run_states(
 
     hoisted_at, state_at: addresses of the inputs' rows, by position and by lane; row_bytes: [inputs]. made: [outputs]
     the values that are the outputs; below 0, ~k for part k of the state, unchanged. parts: [outputs] their numbers.
-    copies: the fetches, with room before them for the kept outputs. by_python: whether Python applies the stop tests. running, places, held:
-    room for [positions]; from_at: for [inputs, block]. A step of more than `block` rows has no calls. The rest is as in
-    LoopTask, `operate` and StopTests.
+    copies: the fetches, with room before them for the kept outputs. by_python: whether Python applies the stop tests.
+    running, places, held: room for [positions]; from_at: for [inputs, block]. A step of more than `block` rows has no
+    calls. The rest is as in LoopTask, `operate` and StopTests.
     """
     if cursor[STEPS] == 0 and cursor[OPERATION] < 0:
-        note_outputs(
-            copies, tables, parts, keep_at, keep_rows, keep_tables, made, values, state_at, row_bytes
-        )
+        note_outputs(copies, tables, parts, keep_at, keep_rows, keep_tables, made, values, state_at, row_bytes)
     threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
     why = DONE
     step, move, k, count = cursor[STEPS], cursor[MOVE], cursor[OPERATION], cursor[RUNNING]
@@ -189,9 +187,7 @@ def run_states(
             why = AT_TEST
             break
         if len(over):
-            end_loops(
-                count, running, nodes, values, made, test_of, last_of, output_of, over, constants, stopped
-            )
+            end_loops(count, running, nodes, values, made, test_of, last_of, output_of, over, constants, stopped)
     cursor[STEPS], cursor[MOVE], cursor[OPERATION], cursor[RUNNING] = step, move, k, count
     if addresses[SET_THREADS]:
         call_with_number(addresses[SET_THREADS], threads)

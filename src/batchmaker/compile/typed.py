@@ -14,7 +14,12 @@ from batchmaker.compile.dataflow import TracedCell, TracedValue, is_symbolic
 
 _aten = torch.ops.aten
 
-KINDS: Final = {torch.bool: steps.BOOL, torch.int64: steps.INT64, torch.float32: steps.FLOAT32, torch.float64: steps.FLOAT64}
+KINDS: Final = {
+    torch.bool: steps.BOOL,
+    torch.int64: steps.INT64,
+    torch.float32: steps.FLOAT32,
+    torch.float64: steps.FLOAT64,
+}
 """The dtypes that are computed with."""
 
 Operand: TypeAlias = "fx.Node | Tensor | bool | int | float"
@@ -49,13 +54,16 @@ def dtype_of(cell: TracedCell, operand: Any) -> torch.dtype | None:
     """Return the dtype of an operand's numbers; None for a number of Python."""
     if isinstance(operand, fx.Node):
         constant = cell.value(operand)
-        return operand.meta["val"].dtype if constant is None else constant.dtype  # type: ignore[no-any-return]
+        value: TracedValue | Tensor = operand.meta["val"] if constant is None else constant
+        return value.dtype
     return operand.dtype if isinstance(operand, Tensor) else None
 
 
 def _is_known(cell: TracedCell, operand: Any) -> bool:
     if isinstance(operand, fx.Node):
-        if is_symbolic(operand) or (cell.value(operand) is None and not isinstance(operand.meta.get("val"), TracedValue)):
+        if is_symbolic(operand) or (
+            cell.value(operand) is None and not isinstance(operand.meta.get("val"), TracedValue)
+        ):
             return False
         return dtype_of(cell, operand) in KINDS
     return isinstance(operand, bool | int | float)
@@ -160,8 +168,8 @@ def _cast(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
 
 def _same(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
     """A value filled with one number."""
-    number: Any = {_aten.zeros_like.default: 0, _aten.ones_like.default: 1}.get(node.target)
-    number = node.args[1] if number is None else number
+    targets: tuple[Any, ...] = (_aten.zeros_like.default, _aten.ones_like.default)
+    number = targets.index(node.target) if node.target in targets else node.args[1]
     return Typed(steps.AS, dtype, (number,)) if isinstance(number, bool | int | float) else None
 
 

@@ -134,12 +134,14 @@ def put_integers(of: Words, kind: int, at: int, count: int) -> None:
 @compiled_exact
 def remainder(x: float, y: float) -> float:
     """Return x - floor(x / y) y, with the sign of y, as torch does."""
-    found = np.fmod(x, y)
+    found: float = np.fmod(x, y)
     return found + y if found != 0 and (y < 0) != (found < 0) else found
 
 
 @compiled_exact
-def work_in_floats(code: int, a: Floats, b: Floats, c: Floats, d: Floats, given: Words, made: Words, count: int) -> None:
+def work_in_floats(
+    code: int, a: Floats, b: Floats, c: Floats, d: Floats, given: Words, made: Words, count: int
+) -> None:
     """d = a code b, or made for a comparison. WHERE: b where `given`, else c. A NaN in an operand gives a NaN."""
     if code == ADD:
         for j in range(count):
@@ -276,9 +278,7 @@ def work_on_each(record: Words, n: int, done: int, values: Words, floats: Floats
                 else:
                     take_integers(integers[i], its, at, step, count, in_bool)
             if in_floats:
-                work_in_floats(
-                    code, floats[0], floats[1], floats[2], floats[3], integers[0], integers[3], count
-                )
+                work_in_floats(code, floats[0], floats[1], floats[2], floats[3], integers[0], integers[3], count)
             else:
                 work_in_integers(code, integers[0], integers[1], integers[2], integers[3], in_bool, count)
             at = place(values, result, done) + row * values[result, VALUE_BYTES] + start * size

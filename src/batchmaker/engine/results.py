@@ -332,7 +332,8 @@ class Results:
         of the task at which a test raised, with the reason.
         """
         stopped, failed = np.zeros(count, np.bool_), dict[int, str]()
-        for fetch, values in zip(task.fetches, result.fetched, strict=False):  # no values if the steps failed as a whole
+        # There are no values if the steps failed as a whole.
+        for fetch, values in zip(task.fetches, result.fetched, strict=False):
             if fetch.output not in self.tests.outputs:
                 continue
             positions = fetch.positions[within(fetch.positions, begin, begin + count)]

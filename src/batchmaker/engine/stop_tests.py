@@ -13,11 +13,10 @@ from torch import Tensor
 
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import NO_LOOP
-from batchmaker.model.scope import OpenLoop
+from batchmaker.model.scope import Conditions, OpenLoop
 
 Nodes = NDArray[np.int64]
 Failures = tuple[tuple[int, str], ...]
-Conditions = tuple[tuple[int, Any], ...]
 Loops = Iterable[tuple[int, OpenLoop]]
 """Loops of a request, each with its shift: local number + shift = node number (see InFlight)."""
 
@@ -154,8 +153,8 @@ class StopTests:
         """Test loops after their steps at these nodes. A loop ends if its test holds, and at its last node.
 
         cell: its name, for messages. values: [nodes, *shape] of an output; tests of other outputs are left to another
-        call. Returns which loops have ended, [nodes], and the indices in `nodes` at which the test raised, with the reason. If a test raises, it
-        is called again with each value alone, so that only the loops at fault fail.
+        call. Returns which loops have ended, [nodes], and the indices in `nodes` at which the test raised, with the
+        reason. If a test raises, it is called again with each value alone, so that only the loops at fault fail.
         """
         tests = self.test_of[nodes]
         ended: NDArray[np.bool_] = (tests >= 0) & (self.last[nodes] == nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -53,7 +54,7 @@ class LoopTests(Protocol):
     constants: NDArray[np.int64]
     is_constant: NDArray[np.bool_]
     output_of: NDArray[np.int64]
-    outputs: Mapping[int, int]
+    outputs: Counter[int]
 
     def begin_task(self) -> None:
         """Note that a task begins to run, step by step. Reports may be handled between two steps."""

@@ -127,7 +127,9 @@ def _of_first(
     values = _as_values(task, fetched, cell)
     if num_steps < task.num_steps:
         end = task.begin_of(num_steps)
-        values = tuple([rows[: np.searchsorted(f.positions, end)] for rows, f in zip(values, task.fetches, strict=True)])
+        values = tuple(
+            [rows[: np.searchsorted(f.positions, end)] for rows, f in zip(values, task.fetches, strict=True)]
+        )
         stopped, skipped = (None if flags is None else flags[:end] for flags in (stopped, skipped))
     return Looped(num_steps, values, stopped, skipped, failed)
 

@@ -19,7 +19,7 @@ from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import LoopTests, StepsResult
 from batchmaker.executor.by_table import by_table
 from batchmaker.executor.tables import StateTables, as_array
-from batchmaker.executor.task_loop import HOISTED_SIZES, MAX_HOISTED_ROWS, hoisted_rows, run_in_loop
+from batchmaker.executor.task_loop import MAX_HOISTED_ROWS, hoisted_rows, run_in_loop
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.scheduler.commands import ZERO_TABLE, Rows, RowSource, RunTask, TableId, TaskLanes, within
 
@@ -92,9 +92,7 @@ class RunningTask:
         if looped is not None:
             self.num_finished = end = looped.num_steps
             busy_s = time.perf_counter() - began
-            return StepsResult(
-                task.task, 0, end, looped.fetched, looped.failed, busy_s, looped.stopped, looped.skipped
-            )
+            return StepsResult(task.task, 0, end, looped.fetched, looped.failed, busy_s, looped.stopped, looped.skipped)
         if not self._ends:
             self._ends = task.ends.tolist()
             if self._tests is not None:

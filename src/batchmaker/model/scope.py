@@ -39,6 +39,10 @@ class CellTypes(Protocol[C]):
         """Return the specs of a chain's initial state when the unfold function gives none."""
 
 
+Conditions: TypeAlias = tuple[tuple[int, Any], ...]
+"""Outputs, each with the value or function that ends a loop."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
     """A loop that ends at a value. first, last: its nodes, if it takes all its steps. until: see Cell.loop.
@@ -52,7 +56,7 @@ class OpenLoop:
     watched: int = 0
 
     @property
-    def conditions(self) -> tuple[tuple[int, Any], ...]:
+    def conditions(self) -> Conditions:
         """The outputs that are looked at, each with the value or function that ends the loop."""
         return tuple(self.until.items()) if isinstance(self.until, dict) else ((self.watched, self.until),)
 
@@ -74,7 +78,8 @@ class UnfoldingScope:
         self.other_calls: dict[TypeId, Calls] = {}
 
     def end_at(self, cell: CellType, outputs: Sequence[Value], until: Any) -> None:
-        """Let a chain end at a value: see Cell.loop. outputs: of its last step. ModelError if there is none to watch."""
+        """Let a chain end at a value: see Cell.loop. outputs: of its last step. ModelError if `until` is wrong."""
+        until = dict(until) if isinstance(until, dict) else until  # the caller may change its own
         loop = OpenLoop(0, outputs[0].node, until, cell.host_outputs[0] if cell.host_outputs else 0)
         watched = [output for output, _ in loop.conditions]
         if not watched or not all(isinstance(output, int) and 0 <= output < len(outputs) for output in watched):

@@ -143,8 +143,8 @@ def run_greedy(
     said: [lanes] the token of each lane, read and written. said_from, said_rows: as h_from and h_rows. outputs: 0 for
     h, 1 for c, 2 for the token. out_w: [hidden, tokens], out_bias: [tokens]; out_way: how to multiply them. scores:
     room for those of BLOCK rows. nodes: [positions]; test_of, last_of, over: by node as in StopTests; constants,
-    is_constant, output_of: by test; all empty if no loop ends at a value here. stopped, skipped: [positions], false, written.
-    places: room for [positions]. The rest is as in run_steps.
+    is_constant, output_of: by test; all empty if no loop ends at a value here. stopped, skipped: [positions], false,
+    written. places: room for [positions]. The rest is as in run_steps.
     """
     if not can_decode(used, nodes, len(px), tables, said_from, said_rows, test_of, is_constant, output_of, outputs):
         return False
