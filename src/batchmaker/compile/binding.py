@@ -190,15 +190,16 @@ class BoundCell:
     """A module with known rows, ready to run. Made by `bind`.
 
     inputs, outputs: row specs; an integer input that indexes an embedding carries its num_tokens. hoisted: row specs of
-    the results of `hoist`.
+    the results of `hoist`. ends_by_function: whether loops are known that a compiled call for greedy decoders cannot
+    end, so that `warm_up` prepares the other one, too.
 
     All calls take and return batches [n, *shape] on the cell's device. They never modify their arguments; an output may
     be an input that is passed through. The weights are those at binding: later changes of the module have no effect.
     """
 
     __slots__ = (
-        "_chain_loop", "_forms", "_node_loop", "_notes", "_split", "_splits", "_state_loop", "hoisted", "identity",
-        "inputs", "name", "num_sequence_inputs", "outputs",
+        "_chain_loop", "_forms", "_node_loop", "_notes", "_split", "_splits", "_state_loop", "ends_by_function",
+        "hoisted", "identity", "inputs", "name", "num_sequence_inputs", "outputs",
     )  # fmt: skip
 
     def __init__(
@@ -222,6 +223,7 @@ class BoundCell:
         self._chain_loop: ChainLoop | None = None
         self._node_loop: NodeChoice | None = None
         self._state_loop: StateChoice | None = None
+        self.ends_by_function = False
         self._splits: dict[int, BoundCell] = {}
 
     @property
@@ -328,7 +330,7 @@ class BoundCell:
             self.hoist(self.example(size)[: self.num_sequence_inputs])
         if self._chain_loop is not None:
             self._chain_loop.measure(batch_sizes, hoist_sizes)
-        if self.num_sequence_inputs is not None and batch_sizes:
+        if self.num_sequence_inputs is not None and (self._chain_loop is None or self.ends_by_function):
             self.state_loop_for(batch_sizes[-1])
         if self.num_sequence_inputs is None and (loop := self._forms.node_loop(self.inputs, self.outputs)) is not None:
             self._node_loop = NodeChoice(loop)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from batchmaker.compile.dataflow import TracedCell
 from batchmaker.compile.node_steps import run_nodes
-from batchmaker.compile.operations import Operations, OtherError, Room, Writer, row_bytes, write_graph
+from batchmaker.compile.operations import Operations, OtherError, ValueRoom, Writer, row_bytes, write_graph
 from batchmaker.compile.passes.interpreter import Words, is_available
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.choice import least_s
@@ -108,7 +108,7 @@ class NodeLoop:
 
 
 @final
-class _Room(Room):
+class _Room(ValueRoom):
     """The memory of a call."""
 
     def __init__(self, of: Operations, largest: int, block: int, num_inputs: int) -> None:

@@ -71,7 +71,7 @@ class OtherError(Exception):
 
 
 @final
-class Call:
+class TorchCall:
     """Operations that torch does. reads: a value each, or an input (`from_input`) below 0, ~port; with the row's shape.
 
     writes: the values of its results.
@@ -106,7 +106,7 @@ class Writer:
         self.operations: list[list[int]] = []
         self.values: list[list[int]] = []
         self.shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
-        self.calls: list[Call] = []
+        self.calls: list[TorchCall] = []
         self.kept: list[Any] = []
         self.num_weights = 0
         self.ports = {node: port for port, node in enumerate(cell.inputs)}
@@ -391,7 +391,7 @@ class Writer:
         made = [self._value(*rows) for _, rows in specs if rows is not None]
         self._value_of |= dict(zip(results, made, strict=True))
         self._operation(CALL, made[0], len(self.calls))
-        self.calls.append(Call(compile_program(part), given, made))
+        self.calls.append(TorchCall(compile_program(part), given, made))
 
     def _read_by_torch(self, node: fx.Node) -> int:
         """Return a node's value; ~port for an input that torch gets where it lies."""
@@ -425,7 +425,7 @@ class Writer:
 
 @final
 class Operations:
-    """The operations of a graph, ready to run. rows: number of rows for which values have room; see `Room`."""
+    """The operations of a graph, ready to run. rows: number of rows for which values have room; see `ValueRoom`."""
 
     def __init__(self, writer: Writer, stays: Iterable[int]) -> None:
         self.operations = np.array(writer.operations, np.int64).reshape(-1, OPERATION_FIELDS)
@@ -452,7 +452,7 @@ class Fetches(Protocol):
     def fetched(self) -> tuple[NDArray[Any], ...]: ...
 
 
-class Room:
+class ValueRoom:
     """The memory of a call, for steps of up to `largest` rows. values: with their addresses. bases, floats, integers:
     as for `operate`.
     """

@@ -20,7 +20,7 @@ from batchmaker.compile.dataflow import CannotRewriteError, TracedCell
 from batchmaker.compile.export import torch_dtype
 from batchmaker.compile.lower import Packer
 from batchmaker.compile.node_steps import CALL, GATHER
-from batchmaker.compile.operations import Call, Operations, OtherError, Room, Writer, row_bytes, write_graph
+from batchmaker.compile.operations import Operations, OtherError, TorchCall, ValueRoom, Writer, row_bytes, write_graph
 from batchmaker.compile.passes.interpreter import Words, is_available
 from batchmaker.compile.passes.open_steps import open_steps
 from batchmaker.compile.state_steps import (
@@ -92,7 +92,7 @@ class StateResult:
     failed: tuple[tuple[int, str], ...]
 
 
-class Tests:
+class _NoTests:
     """The stop tests of a task: see `batchmaker.engine.stop_tests.StopTests`. No loop ends at a value here."""
 
     test_of = last = output_of = constants = _NONE
@@ -138,7 +138,7 @@ class StateLoop:
         cell: its name, for messages. tests: of the loops; None if none ends at a value before the task does. Not all
         steps run if a token has no row or a call of torch raises.
         """
-        found = Tests if tests is None else tests
+        found = _NoTests if tests is None else tests
         count = len(task.lanes)
         stopped, skipped = np.zeros((2, count), np.bool_)
         failed: dict[int, str] = {}
@@ -223,7 +223,7 @@ class StateLoop:
                 stopped[positions[ended]] = True
                 failed.update({int(positions[place]): reason for place, reason in untested})
 
-    def _call(self, call: Call, room: _StateRoom, task: StateTask) -> None:
+    def _call(self, call: TorchCall, room: _StateRoom, task: StateTask) -> None:
         count = int(room.cursor[RUNNING])
         given = [
             room.view(value, count, shape) if value >= 0 else self._from_lanes(room, task, ~value, count)
@@ -255,7 +255,7 @@ class StateLoop:
 
 
 @final
-class _StateRoom(Room):
+class _StateRoom(ValueRoom):
     """The memory of a call. positions: running, places and held, as for run_states."""
 
     def __init__(self, of: Operations, largest: int, block: int, num_inputs: int) -> None:

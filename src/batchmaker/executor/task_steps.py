@@ -48,6 +48,8 @@ class TaskRunner:
     def begin(self, task: RunTask, tests: LoopTests | None = None) -> RunningTask:
         """Return a task of which no step has run. tests: stop tests to apply between its steps, or None."""
         cell_type, cell = self._types[task.type_id], self._cells[task.type_id]
+        if not self.in_loops and tests is not None and task.lanes is not None and not tests.is_constant.all():
+            cell.split(len(cell.inputs) - len(task.lanes.tables)).ends_by_function = True
         return RunningTask(task, cell_type, cell, self._tables, tests, self.in_loops)
 
 
