@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.compile.binding import BoundCell, bind
+from batchmaker.compile.loops import ChainLoop
 from batchmaker.compile.passes.interpreter import is_available
 from batchmaker.compile.state_loop import StateChoice, StateLoop
 from batchmaker.graph.spec import ValueSpec
+from batchmaker.kernels.cpu.greedy import GreedyLoop
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="needs compiled loops")
 
@@ -378,6 +380,28 @@ def test_a_test_that_raises_fails_its_own_request(ran: Ran) -> None:
     assert ran
 
 
+@pytest.mark.parametrize(
+    ("until", "expected"), [(2, False), (lambda words: words == 2, True), ({0: 2, 1: lambda h: h[:, 0] > 99}, True)]
+)
+def test_a_greedy_decoder_needs_the_loop_only_if_more_than_a_word_ends_it(
+    monkeypatch: pytest.MonkeyPatch, until: Any, expected: bool
+) -> None:
+    ran: list[str] = []
+    run, greedy = StateLoop.run, GreedyLoop.run
+    monkeypatch.setattr(StateChoice, "fastest", lambda self, batch: self.loop)
+    monkeypatch.setattr(ChainLoop, "fastest", lambda self, batch: self.loop)
+    monkeypatch.setattr(StateLoop, "run", lambda self, *rest: ran.append("any state") or run(self, *rest))
+    monkeypatch.setattr(GreedyLoop, "run", lambda self, *rest: ran.append("greedy") or greedy(self, *rest))
+    module = made(Greedy())
+    with bm.Engine(Speaker(module, until, tuple), threads=1) as engine:
+        (cell,) = engine.registry.bound
+        assert cell.split(0).ends_by_function is expected
+        ran.clear()
+        found = engine.submit([4, 9, ()]).result()[0]
+    assert list(found) == alone(module, [4, 9, ()], 2)[0].tolist()
+    assert set(ran) == ({"greedy", "any state"} if expected else {"greedy"})
+
+
 class Counting(nn.Module):
     """(x) with a counter: a cell of a run, whose input is projected for all steps before."""
 
@@ -416,6 +440,20 @@ def test_runs_with_a_counter_go_over_their_inputs(ran: Ran) -> None:
                 h, count = module(torch.tensor([row]), h, count)
             torch.testing.assert_close(mine, h[0], rtol=0, atol=2e-6)
         assert t == len(rows)
+
+
+class Repeated(Decoder):
+    """forward(word, *state) without any state: torch.export then counts no argument for it."""
+
+    def forward(self, word: Tensor, *state: Tensor) -> Tensor:
+        return self.out(self.embed(word).repeat(1, 2)).argmax(-1)
+
+
+def test_arguments_that_may_be_any_number_may_be_none(ran: Ran) -> None:
+    loop = loop_of(bound(Repeated(), spec("int64")))
+    assert loop is not None
+    word = torch.tensor([3, 5])
+    assert loop.call((word,), (spec("int64"),))[0].shape == (2,)
 
 
 @pytest.mark.parametrize("until", [{}, {9: 1}, {-1: 1}, {"word": 1}])
