@@ -215,8 +215,8 @@ def _numbers(tables: tuple[TableId, ...]) -> Rows:
 
 
 def _room(count: int, spec: ValueSpec) -> NDArray[Any]:
-    """Return an array [count, *shape] to be filled; of int16 for bfloat16."""
-    return np.empty((count, *spec.shape), np.int16 if spec.dtype == "bfloat16" else spec.dtype)
+    """Return zeros [count, *shape] to be filled; of int16 for bfloat16. Rows that do not run stay as they are."""
+    return np.zeros((count, *spec.shape), np.int16 if spec.dtype == "bfloat16" else spec.dtype)
 
 
 def _as_values(task: RunTask, fetched: tuple[NDArray[Any], ...], cell: BoundCell) -> tuple[Tensor, ...]:
