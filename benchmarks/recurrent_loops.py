@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from batchmaker.compile.binding import bind
 from batchmaker.compile.export import example_rows
-from batchmaker.executor.task_steps import HOISTED_SIZES
+from batchmaker.executor.task_loop import HOISTED_SIZES
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.choice import example_task
 from batchmaker.model.batch_sizes import default_batch_sizes

@@ -95,6 +95,11 @@ def compiled_within(loop: Callable[P, R]) -> Callable[P, R]:
     return _typed(partial(njit, **_WITHIN)(), loop)
 
 
+def compiled_exact(loop: Callable[P, R]) -> Callable[P, R]:
+    """As `compiled_part`, for arithmetic that is rounded as it is written: no sum is reordered."""
+    return _typed(partial(njit, **_WITHIN, nogil=True, error_model="numpy")(), loop)
+
+
 def compiled_inline(loop: Callable[P, R]) -> Callable[P, R]:
     """As `compiled`, for functions that only compiled loops call: written out in each of them.
 

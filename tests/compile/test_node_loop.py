@@ -141,11 +141,10 @@ def test_the_greatest_is_the_first_of_equals_and_a_nan() -> None:
     [
         (HandedOn(), (ROWS,)),
         (Sorted(), (ROWS,)),
-        (NextToken(), (TOKEN,)),
         (Best(), (ValueSpec((WIDTH,), "bfloat16"),)),
         (Best(), (ValueSpec((WIDTH,), "float64"),)),
     ],
-    ids=["hands an input on", "sorts", "reads and makes tokens", "bfloat16", "float64"],
+    ids=["hands an input on", "sorts", "bfloat16", "float64"],
 )
 def test_other_cells_have_no_loop(module: nn.Module, inputs: Sequence[ValueSpec]) -> None:
     assert loop_of(bound(module, *inputs)) is None
@@ -207,8 +206,25 @@ def test_a_token_without_a_row_leaves_everything_as_it_was() -> None:
     assert not loop.run(task)
     assert not out.any()
     words[1] = 6
-    assert loop.run(task)
+    assert loop.run(task) == 1
     assert out.any(axis=1).all()
+
+
+def test_the_steps_before_a_token_without_a_row_have_run() -> None:
+    """Of a cell that reads the tokens that it has made: the second step's is too large."""
+    cell = bound(NextToken(), TOKEN)
+    loop = loop_of(cell)
+    assert loop is not None
+    words, said = np.array([3, 31, 0]), np.full(3, -1)
+    (wanted,) = cell.call((torch.tensor([3]),))
+    said[1] = 999
+    task = NodeTask(
+        np.array([1, 2, 3]), 1, np.array([[1, 2, 1]]), np.array([[0, 1, 2]]),
+        np.array([0, words.ctypes.data, said.ctypes.data]), np.arange(3), np.array([0, 2, 2]), np.array([2]),
+        (), (), (),
+    )  # fmt: skip
+    assert loop.run(task) == 1
+    assert said.tolist() == [int(wanted), 999, -1]
 
 
 TREES = [

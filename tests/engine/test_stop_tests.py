@@ -39,6 +39,23 @@ def test_equal_stop_tests_are_asked_once_with_numbers_as_wide_as_pythons() -> No
     assert [(values.tolist(), values.dtype) for values in asked] == [([4, 1, 2], np.int64)]
 
 
+def test_a_loop_that_watches_several_outputs_ends_at_any_of_them() -> None:
+    def large(values: Any) -> Any:
+        return values > 9
+
+    tests = StopTests()
+    loops = [(0, OpenLoop(0, 3, {0: 7, 2: large})), (4, OpenLoop(0, 3, 7)), (8, OpenLoop(0, 3, 7, watched=2))]
+    tests.enter(loops)
+    nodes = np.array([0, 4, 8])
+    assert tests.is_constant.tolist() == [False, True, True]
+    assert (sorted(tests.outputs), tests.output_of[1:].tolist()) == ([0, 2], [0, 2])
+    assert tests.apply("walk", nodes, torch.tensor([6, 7, 7]))[0].tolist() == [False, True, False]
+    assert tests.apply("walk", nodes, torch.tensor([10, 10, 7]), 2)[0].tolist() == [True, False, True]
+    assert tests.running(nodes + 1).tolist() == [False, False, False]
+    tests.leave(loops)
+    assert sorted(tests.outputs) == []
+
+
 def test_a_stop_test_sees_rows_of_a_type_that_numpy_lacks() -> None:
     def far(rows: Any) -> Any:
         return rows[:, 0] > 1

@@ -167,6 +167,31 @@ def test_the_blocks_of_all_steps_of_a_task_go_to_the_device_together() -> None:
         assert engine.stats.steps > engine.stats.tasks
 
 
+class Halved(nn.Module):
+    """(n, rest) -> (n // 2, whether that is odd, n // 2, rest - 1)."""
+
+    def forward(self, n: Tensor, rest: Tensor) -> tuple[Tensor, ...]:
+        half = n // 2
+        return half, half % 2 == 1, half, rest - 1
+
+
+class Halving(bm.Model):
+    example_request = 8
+
+    def __init__(self) -> None:
+        self.halve = bm.Cell(Halved(), batch_sizes=[2, 8])
+
+    def unfold(self, n: int) -> Any:
+        halves, *_ = self.halve.loop((n, 3), until={1: True, 3: lambda rest: rest == 0}, max_steps=6)
+        return halves.steps
+
+
+def test_a_loop_on_a_device_ends_at_any_of_the_outputs_that_it_watches() -> None:
+    with running(Halving(), *fakes(1)) as engine:
+        found = [steps.tolist() for steps in engine.map([8, 3, 64, 40, 2], progress=False)]
+    assert found == [[4, 2, 1], [1], [32, 16, 8], [20, 10, 5], [1]]
+
+
 class Masked(nn.Module):
     """Looks a word up, and keeps the state where the mask says so: it reads the mask before the word."""
 

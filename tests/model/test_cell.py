@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
+from batchmaker.compile.state_loop import StateChoice
 from batchmaker.errors import ModelError, OptionError
 from batchmaker.model.batch_sizes import default_batch_sizes
 
@@ -196,7 +197,7 @@ def test_a_run_takes_several_sequences_as_a_tuple() -> None:
     assert found.tolist() == [[2.5], [7.0], [16.0]]
 
 
-@pytest.mark.parametrize("until", [32, lambda values: values >= 32])
+@pytest.mark.parametrize("until", [32, lambda values: values >= 32, {0: 32}, {0: lambda values: values >= 32}])
 @pytest.mark.parametrize(("max_steps", "wanted"), [(3, [2, 4, 8]), (5, [2, 4, 8, 16, 32]), (9, [2, 4, 8, 16, 32])])
 def test_a_loop_ends_at_its_value_or_after_its_steps(until: Any, max_steps: int, wanted: list[int]) -> None:
     def unfold(m: Any) -> Any:
@@ -228,6 +229,45 @@ def test_an_unfold_function_can_wait_for_the_end_of_a_loop(max_steps: int, late:
             32,
             32 * 2**max_steps,
         ]
+
+
+class Countdown(nn.Module):
+    """(n, rest) -> (n - 1, whether n is 1 now, half of n, n - 1, rest - 2)."""
+
+    def forward(self, n: Tensor, rest: Tensor) -> tuple[Tensor, ...]:
+        return n - 1, n == 2, n / 2, n - 1, rest - 2
+
+
+@pytest.mark.parametrize(
+    ("until", "last"),
+    [
+        ({1: True}, 1),
+        ({2: 2}, 3),
+        ({2: lambda halves: halves < 2.5}, 3),
+        ({1: True, 4: 0}, 5),
+        ({4: 5, 1: True}, 1),
+        ({0: 7, 2: lambda halves: halves == 3, 4: -1}, 7),
+        ({1: False}, 8),
+        ({3: 100}, 0),
+    ],
+)
+@pytest.mark.parametrize("in_loops", [True, False])
+def test_a_loop_ends_at_what_is_said_for_any_of_its_outputs(
+    monkeypatch: pytest.MonkeyPatch, until: Any, last: int, in_loops: bool
+) -> None:
+    monkeypatch.setattr(StateChoice, "fastest", lambda self, batch: self.loop if in_loops else None)
+    given = dict(until)
+
+    def unfold(m: Any) -> Any:
+        n, *_ = m.down.loop((9, 8), until=given, max_steps=9)
+        given.clear()  # the loop has what it was given
+        given.update(until)
+        return [n.steps, n]
+
+    answers = answer(Given(down=bm.Cell(Countdown())), unfold, unfold)
+    for steps, end in answers:
+        assert steps.tolist() == list(range(8, last - 1, -1))
+        assert int(end) == last
 
 
 def test_stop_values_with_equal_hashes_are_told_apart() -> None:

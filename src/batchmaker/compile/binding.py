@@ -27,6 +27,7 @@ from batchmaker.compile.recurrent_cells import Recurrence
 from batchmaker.compile.rewrite import cut_recurrent_cells, fold_constants, lift, token_limits
 from batchmaker.compile.row_trial import Batch, TrialRows, try_rows
 from batchmaker.compile.split import Split
+from batchmaker.compile.state_loop import StateChoice, StateLoop
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.greedy import GreedyLoop
@@ -199,15 +200,16 @@ class BoundCell:
     """A module with known rows, ready to run. Made by `bind`.
 
     inputs, outputs: row specs; an integer input that indexes an embedding carries its num_tokens. hoisted: row specs of
-    the results of `hoist`.
+    the results of `hoist`. ends_by_function: whether loops are known that a compiled call for greedy decoders cannot
+    end, so that `warm_up` prepares the other one, too.
 
     All calls take and return batches [n, *shape] on the cell's device. They never modify their arguments; an output may
     be an input that is passed through. The weights are those at binding: later changes of the module have no effect.
     """
 
     __slots__ = (
-        "_chain_loop", "_forms", "_node_loop", "_notes", "_split", "_splits", "hoisted", "identity", "inputs", "name",
-        "num_sequence_inputs", "outputs",
+        "_chain_loop", "_forms", "_node_loop", "_notes", "_split", "_splits", "_state_loop", "ends_by_function",
+        "hoisted", "identity", "inputs", "name", "num_sequence_inputs", "outputs",
     )  # fmt: skip
 
     def __init__(
@@ -230,6 +232,8 @@ class BoundCell:
         self._split: Split | None = None
         self._chain_loop: ChainLoop | None = None
         self._node_loop: NodeChoice | None = None
+        self._state_loop: StateChoice | None = None
+        self.ends_by_function = False
         self._splits: dict[int, BoundCell] = {}
 
     @property
@@ -327,6 +331,32 @@ class BoundCell:
         """Whether it runs the module as it is, and no program that was made of it."""
         return isinstance(self._forms.whole() if self._split is None else self._split.step, PlainModule)
 
+    @property
+    def faster_in_state_loop(self) -> NDArray[np.bool_] | None:
+        """[n] whether the compiled call for chains with any state is faster for so many rows.
+
+        Empty before this is measured; None if there is none, or if nothing has asked for it yet.
+        """
+        return None if self._state_loop is None or self._state_loop.loop is None else self._state_loop.faster
+
+    def state_loop_for(self, batch: int) -> StateLoop | None:
+        """Return the compiled call for chains with any state, if it is faster than `step` for steps of `batch` rows.
+
+        `warm_up` measures this; otherwise the first call here does.
+        """
+        split, count = self._split, self.num_sequence_inputs
+        if split is None or count is None or isinstance(self.loop, RecurrentLoop):
+            return None
+        if self._state_loop is None:
+            loop = self._forms.state_loop(split, self.inputs[count:], self.outputs, count)
+            self._state_loop = StateChoice(loop, split.step, self._stepped_rows)
+        return self._state_loop.fastest(batch)
+
+    def _stepped_rows(self, num_rows: int) -> Batch:
+        """Return so many rows of what `step` takes."""
+        rows, count = self.example(1), self.num_sequence_inputs
+        return _repeated((*self.hoist(rows[:count]), *rows[count:]), num_rows)
+
     def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
         """Return the cell as an LSTM or a GRU with so many inputs per step; None if it computes anything else."""
         return self._forms.recurrence(num_sequence_inputs)
@@ -347,6 +377,8 @@ class BoundCell:
             self.hoist(self.example(size)[: self.num_sequence_inputs])
         if self._chain_loop is not None:
             self._chain_loop.measure(batch_sizes, hoist_sizes)
+        if self.num_sequence_inputs is not None and (self._chain_loop is None or self.ends_by_function):
+            self.state_loop_for(batch_sizes[-1])
         if self.num_sequence_inputs is None and (loop := self._forms.node_loop(self.inputs, self.outputs)) is not None:
             self._node_loop = NodeChoice(loop)
             self._node_loop.measure(self._forms.whole(), self.example, batch_sizes)

@@ -217,9 +217,9 @@ def _export_cell(module: nn.Module, inputs: tuple[ValueSpec, ...], max_batch: in
     flat = flat_module(module)
     shapes: tuple[Any, ...] = tuple({0: batch} for _ in inputs)
     kinds = [parameter.kind for parameter in signature_of(flat).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:  # torch.export counts *inputs as one argument, a tuple
+    if inspect.Parameter.VAR_POSITIONAL in kinds:  # torch.export counts *inputs as one argument, a tuple, if any come
         first = kinds.index(inspect.Parameter.VAR_POSITIONAL)
-        shapes = (*shapes[:first], shapes[first:])
+        shapes = (*shapes[:first], shapes[first:]) if len(shapes) > first else shapes
     with warnings.catch_warnings(), _quiet_torch(), torch.no_grad():
         warnings.simplefilter("ignore")
         return torch.export.export(flat, example_rows(inputs, 3), dynamic_shapes=shapes, strict=False)

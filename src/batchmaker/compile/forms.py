@@ -19,6 +19,7 @@ from batchmaker.compile.program import Program
 from batchmaker.compile.recurrent_cells import Recurrence, find_recurrence
 from batchmaker.compile.row_trial import RANDOM, Batch, RowsError, Tried, in_sizes, is_large
 from batchmaker.compile.split import Split, compile_whole, split_cell
+from batchmaker.compile.state_loop import StateLoop, find_state_loop
 from batchmaker.errors import ShapeError
 from batchmaker.graph.spec import ValueSpec
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from batchmaker.compile.same_bits import SameBits
 
 CPU = torch.device("cpu")
+_SAME_INTEGERS = 0.75
 
 
 def _copy_on(module: nn.Module, device: torch.device) -> nn.Module:
@@ -130,6 +132,29 @@ class CellForms:
             return None
         return loop
 
+    def state_loop(
+        self, split: Split, state: Sequence[ValueSpec], outputs: Sequence[ValueSpec], num_sequence_inputs: int
+    ) -> StateLoop | None:
+        """Return the loop of a split cell's steps; None if there is none, or it gives other numbers."""
+        device = self._plain.device
+        if split.graph is None or device != CPU:
+            return None
+        loop = find_state_loop(split.graph, (*split.hoisted, *state), len(split.hoisted), self._packer)
+        if loop is None:
+            return None
+
+        def run(rows: Batch, _: Sequence[int]) -> Batch:
+            given = (*split.hoist(*rows[:num_sequence_inputs]), *rows[num_sequence_inputs:])
+            made = loop.call(given, outputs)
+            if not are_same_integers(made, split.step(*given)):
+                raise ValueError("other integers")
+            return made
+
+        try:
+            return loop if self._plain.tried.computes_the_same(run, device) else None
+        except ValueError:
+            return None
+
     def split(self, inputs: tuple[ValueSpec, ...], num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
         """Return the cell in two parts, and a note on the split."""
         if self._graph is None or self._deterministic:
@@ -197,6 +222,12 @@ class CellForms:
 
     def _all_in_step(self, sequence: tuple[ValueSpec, ...], program: Program) -> Split:
         return Split(_hand_on, program, sequence, 0)
+
+
+def are_same_integers(made: Batch, wanted: Batch) -> bool:
+    """Whether integers and bools are those wanted. A few may jump where a float is nearly the same."""
+    pairs = [pair for pair in zip(made, wanted, strict=True) if not pair[0].is_floating_point()]
+    return all(float((mine == right).float().mean()) > _SAME_INTEGERS for mine, right in pairs if mine.numel())
 
 
 def _hand_on(*inputs: Tensor) -> tuple[Tensor, ...]:

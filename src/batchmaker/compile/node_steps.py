@@ -1,4 +1,4 @@
-"""The compiled steps of a task of single nodes: rows in, look-ups, products and passes over the rows, rows out.
+"""The compiled steps of a task of single nodes, and the operations that loops of any graph share.
 
 A step is computed in blocks of rows, so that what one operation writes the next one reads from a near cache. Values are
 found by address, as in passes (passes/interpreter.py).
@@ -6,54 +6,96 @@ found by address, as in passes (passes/interpreter.py).
 
 from __future__ import annotations
 
+from typing import Final
+
+import numpy as np
+
 from batchmaker.compile.passes.interpreter import Words, interpret, load, store
+from batchmaker.compile.typed_steps import ADDRESS, VALUE_BYTES, WIDTH, Floats, place, work_on_each
 from batchmaker.compiled import compiled_arithmetic, compiled_part
-from batchmaker.kernels.cpu.machine import call_sgemm_compute, call_with_number, copy_bytes, int64_at, write_int64
-from batchmaker.kernels.cpu.steps import PART, ROW_BYTES, SET_THREADS, SGEMM, SOURCE, bring, hand_out, note_kept
+from batchmaker.kernels.cpu.machine import (
+    call_sgemm_compute,
+    call_with_number,
+    copy_bytes,
+    int64_at,
+    write_int64,
+    zero_bytes,
+)
+from batchmaker.kernels.cpu.steps import BEGIN, BLOCK, PART, ROW_BYTES, SET_THREADS, SGEMM, SOURCE, hand_out, note_kept
 
-GATHER, LOOKUP, PRODUCT, PASS, BEST = range(5)
-"""Operations, [code, result, a, b, c].
+GATHER, LOOKUP, PRODUCT, PASS, BEST, EACH, COLUMNS, CALL = range(8)
+"""Operations, [code, result, a, b, c, d].
 
-Rows of input a; rows of the table at address b by the tokens of input a; value a times the packed weights at address b,
-plus the bias at address c (0: none); pass number a; the place of the greatest of each row of value a.
+Rows of input a; rows of the table of c rows at address b by the tokens of value a; value a times weights, at address b
+packed by MKL (0: not) and at d as they are, plus the bias at address c (0: none); pass number a; the place of the
+greatest of each row of value a; record number a of typed_steps; from byte d of the result's rows on, b bytes of value
+a's from byte c on; what compiled code does not know, for Python to call.
 """
 
-ADDRESS, VALUE_BYTES, STAYS, WIDTH, VALUE_FIELDS = range(5)
-"""Fields of a value: its first row; bytes of a row; whether there is room for a whole step, not for a block alone; and
-numbers in a row."""
+OPERATION_FIELDS: Final = 6
 
 PROGRAM, PROGRAM_END, SLOT, SLOT_END, BASE, BASE_END, REGISTERS, PASS_WIDTH, PASS_FIELDS = range(9)
 """Fields of a pass: where its instructions, its slots and its bases are, its registers, and numbers in a row."""
 
-
-@compiled_part
-def place(values: Words, value: int, done: int) -> int:
-    """Return the address of a value's rows in the block after `done` rows of the step."""
-    address: int = values[value, ADDRESS] + values[value, STAYS] * done * values[value, VALUE_BYTES]
-    return address
+NO_ROW: Final = -1
+"""The operation at which `operate` stops if a token has no row."""
 
 
 @compiled_part
-def have_rows(of: Words, rows: Words, tables: Words, limits: Words) -> bool:
-    """Whether all tokens have a row. limits: [inputs] the number of tokens; 0 for inputs that are no tokens."""
-    outside = 0
-    for port in range(len(limits)):
-        if limits[port]:
-            for p in range(of.shape[1]):
-                token = int64_at(tables[of[port, p]], rows[port, p]) if of[port, p] else 0
-                outside += token < 0 or token >= limits[port]
-    return outside == 0
-
-
-@compiled_part
-def look_up(
-    of: Words, rows: Words, tables: Words, port: int, first: int, n: int, table: int, at: int, size: int
-) -> None:  # fmt: skip
-    """Copy the rows of a table, `size` bytes each, that the tokens of n positions name."""
+def gather_rows(from_at: Words, port: int, n: int, at: int, size: int) -> None:
+    """Copy rows of an input from their addresses; address 0 stands for zeros."""
     for b in range(n):
-        source = of[port, first + b]
-        token = int64_at(tables[source], rows[port, first + b]) if source else 0
+        source = from_at[port, b]
+        if source:
+            copy_bytes(at + b * size, source, size)
+        else:
+            zero_bytes(at + b * size, size)
+
+
+@compiled_part
+def look_up(tokens: int, n: int, table: int, num_rows: int, at: int, size: int) -> bool:
+    """Copy the rows of a table, `size` bytes each, that n tokens name. False if one has no row."""
+    for b in range(n):
+        token = int64_at(tokens, b)
+        if token < 0 or token >= num_rows:
+            return False
         copy_bytes(at + b * size, table + token * size, size)
+    return True
+
+
+@compiled_part
+def multiply_one(a: int, w: int, g: int, depth: int, width: int) -> None:
+    """g [width] = a [depth] @ w [depth, width], by address, eight rows of weights at a time."""
+    whole = depth - depth % 8
+    for j in range(width):
+        store(g, j, np.float32(0))
+    for k in range(0, whole, 8):
+        x0, x1, x2, x3 = load(a, k), load(a, k + 1), load(a, k + 2), load(a, k + 3)
+        x4, x5, x6, x7 = load(a, k + 4), load(a, k + 5), load(a, k + 6), load(a, k + 7)
+        r = w + k * width * 4
+        for j in range(width):
+            first = (x0 * load(r, j) + x1 * load(r, j + width)) + (
+                x2 * load(r, j + 2 * width) + x3 * load(r, j + 3 * width)
+            )
+            second = (x4 * load(r, j + 4 * width) + x5 * load(r, j + 5 * width)) + (
+                x6 * load(r, j + 6 * width) + x7 * load(r, j + 7 * width)
+            )
+            store(g, j, load(g, j) + (first + second))
+    for k in range(whole, depth):
+        x, r = load(a, k), w + k * width * 4
+        for j in range(width):
+            store(g, j, load(g, j) + x * load(r, j))
+
+
+@compiled_part
+def multiply_rows(n: int, a: int, g: int, depth: int, width: int, packed: int, plain: int, sgemm: int) -> None:
+    """g [n, width] = a [n, depth] @ weights: one row, or all without MKL, in an own loop."""
+    if n == 1 or not packed:
+        for b in range(n):
+            multiply_one(a + b * depth * 4, plain, g + b * width * 4, depth, width)
+        return
+    for b in range(0, n, BLOCK):
+        call_sgemm_compute(sgemm, min(BLOCK, n - b), width, depth, a + b * depth * 4, depth, packed, g + b * width * 4)
 
 
 @compiled_part
@@ -78,62 +120,99 @@ def write_best(at: int, scores: int, n: int, width: int) -> None:
         write_int64(at, b, best)
 
 
+@compiled_part
+def operate(
+    k: int, n: int, done: int, from_at: Words, operations: Words, values: Words, passes: Words, programs: Words,
+    slots: Words, base_values: Words, bases: Words, records: Words, floats: Floats, integers: Words, sgemm: int,
+) -> int:  # fmt: skip
+    """Do the operations from k on for n rows, after `done` rows of the step.
+
+    from_at: [inputs, n] addresses of the rows of the inputs. base_values: the values that passes read and write, below
+    0 for none; bases: room for their addresses. Returns len(operations); before, the number of an operation that Python
+    calls; NO_ROW if a token has no row.
+    """
+    while k < len(operations):
+        code, result, a, b = operations[k, 0], operations[k, 1], operations[k, 2], operations[k, 3]
+        if code == CALL:
+            return k
+        if code == PASS:
+            low = passes[a, BASE]
+            for i in range(low, passes[a, BASE_END]):
+                bases[i] = place(values, base_values[i], done) if base_values[i] >= 0 else 0
+            interpret(
+                programs[passes[a, PROGRAM] : passes[a, PROGRAM_END]],
+                slots[passes[a, SLOT] : passes[a, SLOT_END]], bases[low : passes[a, BASE_END]],
+                passes[a, REGISTERS], n, passes[a, PASS_WIDTH],
+            )  # fmt: skip
+            k += 1
+            continue
+        if code == EACH:
+            work_on_each(records[a], n, done, values, floats, integers)
+            k += 1
+            continue
+        at, size, width = place(values, result, done), values[result, VALUE_BYTES], values[result, WIDTH]
+        if code == GATHER:
+            gather_rows(from_at, a, n, at, size)
+        elif code == LOOKUP:
+            if not look_up(place(values, a, done), n, b, operations[k, 4], at, size):
+                return NO_ROW
+        elif code == PRODUCT:
+            multiply_rows(n, place(values, a, done), at, values[a, WIDTH], width, b, operations[k, 5], sgemm)
+            if operations[k, 4]:
+                add_bias(at, n, width, operations[k, 4])
+        elif code == COLUMNS:
+            source, step = place(values, a, done) + operations[k, 4], values[a, VALUE_BYTES]
+            for row in range(n):
+                copy_bytes(at + row * size + operations[k, 5], source + row * step, b)
+        else:
+            write_best(at, place(values, a, done), n, values[a, WIDTH])
+        k += 1
+    return k
+
+
 @compiled_arithmetic
 def run_nodes(
-    ends: Words, of: Words, rows: Words, tables: Words, limits: Words, operations: Words, values: Words, passes: Words,
-    programs: Words, slots: Words, base_values: Words, bases: Words, addresses: Words, made: Words, parts: Words,
-    keep_at: Words, keep_rows: Words, keep_tables: Words, copies: Words, places: Words, block: int,
-) -> bool:  # fmt: skip
-    """Compute all steps of a task of single nodes; False, with nothing written, if a token has no row.
+    ends: Words, of: Words, rows: Words, row_bytes: Words, tables: Words, operations: Words, values: Words,
+    passes: Words, programs: Words, slots: Words, base_values: Words, records: Words, bases: Words, floats: Floats,
+    integers: Words, addresses: Words, made: Words, parts: Words, keep_at: Words, keep_rows: Words, keep_tables: Words,
+    copies: Words, places: Words, from_at: Words, block: int,
+) -> int:  # fmt: skip
+    """Compute the steps of a task of single nodes; return how many: all, or those before a token without a row.
 
-    of, rows: [inputs, positions] tables and rows of the inputs. tables: addresses. made: [outputs] the values that are
-    the outputs, and parts: their numbers. They have room for a whole step, and are handed out at its end, since a row
-    that is written may be one that a node of the step reads. base_values: the values that passes read and write, below
-    0 for none; bases: room for their addresses. copies, keep_at, keep_rows, keep_tables: as for recurrent steps.
-    places: room for [positions]. block: rows that are computed together.
+    of, rows: [inputs, positions] tables and rows of the inputs; row_bytes: [inputs]. tables: addresses. made: [outputs]
+    the values that are the outputs, and parts: their numbers. They have room for a whole step, and are handed out at
+    its end, since a row that is written may be one that a node of the step reads. copies, keep_at, keep_rows,
+    keep_tables: as for recurrent steps. places: room for [positions]. block: rows that are computed together; from_at:
+    room for [inputs, block]. The rest is as for `operate`.
     """
-    if not have_rows(of, rows, tables, limits):
-        return False
     note_kept(copies, tables, parts, keep_at, keep_rows, keep_tables)
     for i in range(len(copies)):
         copies[i, SOURCE] = values[made[copies[i, PART]], ADDRESS]
         copies[i, ROW_BYTES] = values[made[copies[i, PART]], VALUE_BYTES]
     threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
-    begin = 0
+    begin = steps = BEGIN
     for end in ends:
+        all_have_rows = True
         for p in range(begin, end):
             places[p] = p - begin
         for first in range(begin, end, block):
-            n, done = min(end - first, block), first - begin
-            for k in range(len(operations)):
-                code, result, a = operations[k, 0], operations[k, 1], operations[k, 2]
-                if code == PASS:
-                    low = passes[a, BASE]
-                    for i in range(low, passes[a, BASE_END]):
-                        bases[i] = place(values, base_values[i], done) if base_values[i] >= 0 else 0
-                    interpret(
-                        programs[passes[a, PROGRAM] : passes[a, PROGRAM_END]],
-                        slots[passes[a, SLOT] : passes[a, SLOT_END]], bases[low : passes[a, BASE_END]],
-                        passes[a, REGISTERS], n, passes[a, PASS_WIDTH],
-                    )  # fmt: skip
-                    continue
-                at, size, width = place(values, result, done), values[result, VALUE_BYTES], values[result, WIDTH]
-                if code == GATHER:
-                    for b in range(n):
-                        bring(tables, of[a, first + b], rows[a, first + b], at + b * size, size)
-                elif code == LOOKUP:
-                    look_up(of, rows, tables, a, first, n, operations[k, 3], at, size)
-                elif code == PRODUCT:
-                    depth = values[a, WIDTH]
-                    call_sgemm_compute(
-                        addresses[SGEMM], n, width, depth, place(values, a, done), depth, operations[k, 3], at
-                    )
-                    if operations[k, 4]:
-                        add_bias(at, n, width, operations[k, 4])
-                else:
-                    write_best(at, place(values, a, done), n, values[a, WIDTH])
+            n = min(end - first, block)
+            for port in range(len(row_bytes)):
+                for b in range(n):
+                    table = of[port, first + b]
+                    from_at[port, b] = tables[table] + rows[port, first + b] * row_bytes[port] if table else 0
+            k = operate(
+                BEGIN, n, first - begin, from_at, operations, values, passes, programs, slots, base_values, bases,
+                records, floats, integers, addresses[SGEMM],
+            )  # fmt: skip
+            if k == NO_ROW:
+                all_have_rows = False
+                break
+        if not all_have_rows:
+            break
         hand_out(copies, end, places)
         begin = end
+        steps += 1
     if addresses[SET_THREADS]:
         call_with_number(addresses[SET_THREADS], threads)
-    return True
+    return steps

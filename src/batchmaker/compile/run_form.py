@@ -13,6 +13,7 @@ from batchmaker.kernels.cpu.greedy import GreedyLoop
 
 LOOP: Final = "compiled loop"
 NODE_LOOP: Final = "node loop"
+STATE_LOOP: Final = "state loop"
 PROGRAM: Final = "optimised program"
 MODULE: Final = "torch module as it is"
 
@@ -53,6 +54,9 @@ def run_form(cell: BoundCell, ends: frozenset[str] = frozenset()) -> RunForm:
     own = MODULE if cell.runs_module else PROGRAM
     left = [note for note in cell.notes if "as it is" in note] if cell.runs_module else []
     is_chain, faster = cell.num_sequence_inputs is not None, cell.faster_in_loop
+    state = cell.faster_in_state_loop if is_chain else None
+    if state is not None and (faster is None or (ends and not isinstance(cell.loop, GreedyLoop))):
+        return _in_state_loop(state, own, bool(ends))
     if faster is None:
         why = "; ".join(left) or (cell.no_loop or _NO_STEP if is_chain else _NO_NODES)
         return RunForm(own, why, "step by step" if ends else "")
@@ -71,6 +75,17 @@ def run_form(cell: BoundCell, ends: frozenset[str] = frozenset()) -> RunForm:
     if ends and not fixed and not (tests and A_NUMBER in ends):  # all its tasks run step by step
         return RunForm(own, "", until)
     return RunForm(form, why, until if ends else "")
+
+
+def _in_state_loop(faster: NDArray[np.bool_], own: str, ends: bool) -> RunForm:
+    """Return the form of chains with any state, which have a compiled call for all steps of a task."""
+    sizes = faster[1:]
+    if len(sizes) and not sizes.any():
+        return RunForm(own, f"the {STATE_LOOP} was measured to be slower", "step by step" if ends else "")
+    why = "not measured yet: at its first use, or at a start with an example request"
+    if len(sizes):
+        why = "" if sizes.all() else f"where it was measured to be faster: {_ranges(sizes)} rows a step, else the {own}"
+    return RunForm(STATE_LOOP, why, f"in the {STATE_LOOP}" if ends else "")
 
 
 def _ranges(sizes: NDArray[Any]) -> str:

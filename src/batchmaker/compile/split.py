@@ -10,7 +10,16 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from batchmaker.compile.dataflow import BATCH, TracedCell, TracedValue, dependencies, extract, is_symbolic, row_spec
+from batchmaker.compile.dataflow import (
+    BATCH,
+    TracedCell,
+    TracedValue,
+    copied,
+    dependencies,
+    extract,
+    is_symbolic,
+    row_spec,
+)
 from batchmaker.compile.fold import is_lookup
 from batchmaker.compile.lower import Packer, lower
 from batchmaker.compile.passes.nodes import put_together
@@ -26,7 +35,8 @@ class Split:
 
     hoist: the sequence inputs -> the hoisted values. step: hoisted values and state -> all outputs of the cell.
     hoisted: row specs of the hoisted values. num_hoisted_calls: operations in `hoist`; with none it passes its inputs
-    on. looped: the step in the form for the CPU's loop, None if it has none.
+    on. looped: the step in the form for the CPU's loop, None if it has none. graph: the step as it was before it was
+    compiled, if it is known.
     """
 
     hoist: Program
@@ -34,6 +44,7 @@ class Split:
     hoisted: tuple[ValueSpec, ...]
     num_hoisted_calls: int
     looped: LoopedStep | None = None
+    graph: TracedCell | None = None
 
 
 def compile_whole(cell: TracedCell, packer: Packer, also: Sequence[fx.Node] = ()) -> Program:
@@ -58,10 +69,10 @@ def split_cell(cell: TracedCell, num_sequence_inputs: int, packer: Packer) -> Sp
     before = extract(cell, sequence, handed)
     after = extract(cell, [*handed, *state], cell.outputs)
     num_calls = sum(node.op == "call_function" for node in before.graph.nodes)
-    looped = find_looped_step(after, len(handed))
+    looped, graph = find_looped_step(after, len(handed)), copied(after)
     lower(before, packer)
     lower(after, packer)
-    return Split(compile_program(before), compile_program(after), specs, num_calls, looped)
+    return Split(compile_program(before), compile_program(after), specs, num_calls, looped, graph)
 
 
 def _handed_over(cell: TracedCell, sequence: Sequence[fx.Node]) -> list[fx.Node]:

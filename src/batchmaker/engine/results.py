@@ -386,20 +386,20 @@ class Results:
         begin, count: the positions of these steps. Returns which positions end their loop, [count], and the positions
         of the task at which a test raised, with the reason.
         """
-        stopped = np.zeros(count, np.bool_)
-        found = [
-            (f.positions, v) for f, v in zip(task.fetches, result.fetched, strict=False) if f.output == cell.watched
-        ]
-        if not found:  # the steps failed as a whole
-            return stopped, ()
-        ((positions, values),) = found
-        positions = positions[within(positions, begin, begin + count)]
-        good = ~np.isin(positions, [position for position, _ in result.failed])
-        positions, values = positions[good], values[torch.from_numpy(good)]
-        if len(positions) == 0:
-            return stopped, ()
-        stopped[positions - begin], failed = self.tests.apply(cell.name, task.nodes[positions], values)
-        return stopped, tuple([(int(positions[place]), reason) for place, reason in failed])
+        stopped, failed = np.zeros(count, np.bool_), dict[int, str]()
+        # There are no values if the steps failed as a whole.
+        for fetch, values in zip(task.fetches, result.fetched, strict=False):
+            if fetch.output not in self.tests.outputs:
+                continue
+            positions = fetch.positions[within(fetch.positions, begin, begin + count)]
+            good = ~np.isin(positions, [position for position, _ in result.failed])
+            positions, values = positions[good], values[torch.from_numpy(good)]
+            if len(positions) == 0:
+                continue
+            ended, untested = self.tests.apply(cell.name, task.nodes[positions], values, fetch.output)
+            stopped[positions[ended] - begin] = True
+            failed |= {int(positions[place]): reason for place, reason in untested}
+        return stopped, tuple(failed.items())
 
     def loops_ended(self, task: RunTask, begin: int, slots: Nodes, stopped: NDArray[np.bool_]) -> None:
         """Note for each request which of its loops have ended, and where; their final values are found there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, final
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from batchmaker.compile.run_form import A_NUMBER
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import NO_LOOP
-from batchmaker.model.scope import OpenLoop
+from batchmaker.model.scope import Conditions, OpenLoop
 
 Nodes = NDArray[np.int64]
 Failures = tuple[tuple[int, str], ...]
@@ -28,14 +29,15 @@ class StopTests:
     """The loops in flight that end at a value, as arrays by node number. `fit` makes room for more node numbers.
 
     test_of: [nodes] the number of the node's test; NO_LOOP if the node is in no such loop. last: [nodes] the last
-    possible node of the loop. over: [nodes] whether the loop has ended before the node. constants, is_constant: [tests]
-    the integer at which a loop ends, if its test is an integer. Equal tests have one number while some loop needs it.
-    A test is called once for all its loops.
+    possible node of the loop. over: [nodes] whether the loop has ended before the node. is_constant, output_of,
+    constants: [tests] whether a test compares one output with an integer, and which. Equal tests have one number while
+    some loop needs it. A test is called once for all its loops. outputs: those that some test looks at, each with the
+    number of these tests.
     """
 
     __slots__ = (
         "_entry", "_free", "_in_task", "_left", "_num_entered", "_numbers", "_tests", "_users", "constants",
-        "is_constant", "last", "over", "test_of",
+        "is_constant", "last", "output_of", "outputs", "over", "test_of",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -44,7 +46,9 @@ class StopTests:
         self.over = np.zeros(_FEWEST, np.bool_)
         self.constants = np.zeros(0, np.int64)
         self.is_constant = np.zeros(0, np.bool_)
-        self._tests: list[Any] = []
+        self.output_of = np.zeros(0, np.int64)
+        self.outputs: Counter[int] = Counter()
+        self._tests: list[Conditions] = []
         self._users: list[int] = []  # loops in flight, by test
         self._free: list[int] = []
         self._numbers: dict[Any, int] = {}
@@ -69,7 +73,7 @@ class StopTests:
             first, end = shift + loop.first, shift + loop.last + 1
             self._num_entered += 1
             self._entry[first:end] = self._num_entered
-            self.test_of[first:end] = self._number_of(loop.until)
+            self.test_of[first:end] = self._number_of(loop.conditions)
             self.last[first:end] = end - 1
             self.over[first:end] = False
 
@@ -103,37 +107,42 @@ class StopTests:
             self.over[first:end] &= self._entry[first:end] != entry
         self._left.clear()
 
-    def _number_of(self, until: Any) -> int:
+    def _number_of(self, conditions: Conditions) -> int:
         """Return the number of a test, and count one more loop that needs it."""
         try:
-            number = self._numbers.get(until)
+            number = self._numbers.get(conditions)
             if number is None:
-                number = self._numbers[until] = self._added(until)
+                number = self._numbers[conditions] = self._added(conditions)
         except RAISED_BY_USERS:  # its own __hash__ or __eq__ raised: it shares its number with no other
-            number = self._added(until)
+            number = self._added(conditions)
         self._users[number] += 1
         return number
 
-    def _added(self, until: Any) -> int:
-        is_constant = _is_constant(until)
+    def _added(self, conditions: Conditions) -> int:
+        output, until = conditions[0]
+        is_constant = _is_constant(until) and len(conditions) == 1
         if self._free:
             number = self._free.pop()
-            self._tests[number], self._users[number] = until, 0
+            self._tests[number], self._users[number] = conditions, 0
         else:
             number = len(self._tests)
-            self._tests.append(until)
+            self._tests.append(conditions)
             self._users.append(0)
             self.constants = np.append(self.constants, np.int64(0))
             self.is_constant = np.append(self.is_constant, False)
+            self.output_of = np.append(self.output_of, np.int64(0))
         self.constants[number], self.is_constant[number] = until if is_constant else 0, is_constant
+        self.output_of[number] = output
+        self.outputs.update(output for output, _ in conditions)
         return number
 
     def _give_back(self, number: int) -> None:
-        until, self._tests[number] = self._tests[number], None
+        conditions, self._tests[number] = self._tests[number], ()
         self._free.append(number)
+        self.outputs -= Counter(output for output, _ in conditions)
         try:
-            if self._numbers.get(until) == number:
-                del self._numbers[until]
+            if self._numbers.get(conditions) == number:
+                del self._numbers[conditions]
         except RAISED_BY_USERS:  # its own __hash__ or __eq__ raised, so it was never in the dict
             pass
 
@@ -141,12 +150,12 @@ class StopTests:
         """Return which of these nodes of a task run, [nodes]. A node does not run if its loop has ended before it."""
         return ~self.over[nodes]
 
-    def apply(self, cell: str, nodes: Nodes, values: Tensor) -> tuple[NDArray[np.bool_], Failures]:
+    def apply(self, cell: str, nodes: Nodes, values: Tensor, output: int = 0) -> tuple[NDArray[np.bool_], Failures]:
         """Test loops after their steps at these nodes. A loop ends if its test holds, and at its last node.
 
-        cell: its name, for messages. values: [nodes, *shape], the output that the tests look at. Returns which loops
-        have ended, [nodes], and the indices in `nodes` at which the test raised, with the reason. If a test raises, it
-        is called again with each value alone, so that only the loops at fault fail.
+        cell: its name, for messages. values: [nodes, *shape] of an output; tests of other outputs are left to another
+        call. Returns which loops have ended, [nodes], and the indices in `nodes` at which the test raised, with the
+        reason. If a test raises, it is called again with each value alone, so that only the loops at fault fail.
         """
         tests = self.test_of[nodes]
         ended: NDArray[np.bool_] = (tests >= 0) & (self.last[nodes] == nodes)
@@ -154,7 +163,11 @@ class StopTests:
         for number in np.unique(tests).tolist():
             if number == NO_LOOP:
                 continue
-            until, mine = self._tests[number], np.flatnonzero(tests == number)
+            mine = np.flatnonzero(tests == number)
+            looked_at = [until for its, until in self._tests[number] if its == output]
+            if not looked_at:
+                continue
+            (until,) = looked_at
             try:
                 ended[mine] |= _holds(until, values, mine)
             except RAISED_BY_USERS:  # the model's own test; find the values at fault

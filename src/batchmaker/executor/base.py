@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
@@ -53,6 +54,8 @@ class LoopTests(Protocol):
     over: NDArray[np.bool_]
     constants: NDArray[np.int64]
     is_constant: NDArray[np.bool_]
+    output_of: NDArray[np.int64]
+    outputs: Counter[int]
 
     def begin_task(self) -> None:
         """Note that a task begins to run, step by step. Reports may be handled between two steps."""
@@ -64,9 +67,9 @@ class LoopTests(Protocol):
         """Return which of these nodes of the task run, [nodes]. A node does not run if its loop has ended before it."""
 
     def apply(
-        self, cell: str, nodes: NDArray[np.int64], values: Tensor
+        self, cell: str, nodes: NDArray[np.int64], values: Tensor, output: int = 0
     ) -> tuple[NDArray[np.bool_], tuple[tuple[int, str], ...]]:
-        """Test loops after their steps at these nodes. values: [nodes, *shape], the output that the tests look at.
+        """Test loops after their steps at these nodes. values: [nodes, *shape] of an output that tests look at.
 
         cell: its name. Returns which loops have ended, [nodes], and the indices in `nodes` at which a test raised, with
         the reason.

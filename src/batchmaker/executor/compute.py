@@ -15,7 +15,8 @@ from batchmaker.compile.run_form import RunForm, run_form
 from batchmaker.errors import OptionError
 from batchmaker.executor.base import RunCounts, StepsResult
 from batchmaker.executor.tables import StateTables
-from batchmaker.executor.task_steps import HOISTED_SIZES, TaskRunner
+from batchmaker.executor.task_loop import HOISTED_SIZES
+from batchmaker.executor.task_steps import TaskRunner
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 

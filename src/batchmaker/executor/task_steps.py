@@ -20,18 +20,13 @@ from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import LoopTests, RunCounts, StepsResult
 from batchmaker.executor.by_table import by_table
 from batchmaker.executor.tables import StateTables, as_array
-from batchmaker.executor.task_loop import run_in_loop
+from batchmaker.executor.task_loop import MAX_HOISTED_ROWS, hoisted_rows, run_in_loop
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
-from batchmaker.model.batch_sizes import size_ladder
 from batchmaker.scheduler.commands import ZERO_TABLE, Rows, RowSource, RunTask, TableId, TaskLanes, within
 
 Outputs = tuple[Tensor, ...]
 Failures = list[tuple[int, str]]
 _NO_FLAGS: Final = np.zeros(0, np.bool_)
-
-MAX_HOISTED_ROWS = 2048
-HOISTED_SIZES = size_ladder(MAX_HOISTED_ROWS, exact=8, parts=4)
-"""Batch sizes of the hoisted part of a cell. More rows are computed in blocks of the largest size."""
 
 REPORT_S: Final = 1e-3
 """Seconds of computing after which finished steps are reported. So a request whose last step has run need not wait for
@@ -56,6 +51,8 @@ class TaskRunner:
     def begin(self, task: RunTask, tests: LoopTests | None = None) -> RunningTask:
         """Return a task of which no step has run. tests: stop tests to apply between its steps, or None."""
         cell_type, cell = self._types[task.type_id], self._cells[task.type_id]
+        if not self.in_loops and tests is not None and task.lanes is not None and not tests.is_constant.all():
+            cell.split(len(cell.inputs) - len(task.lanes.tables)).ends_by_function = True
         counts = self.counts[task.type_id] if self.in_loops else RunCounts()
         return RunningTask(task, cell_type, cell, self._tables, tests, self.in_loops, counts)
 
@@ -66,7 +63,7 @@ class RunningTask:
 
     __slots__ = (
         "_bad", "_cell", "_counts", "_ends", "_fetched", "_hoisted", "_in_loop", "_name", "_sizes", "_skipped",
-        "_stopped", "_tables", "_task", "_tests", "_watched", "num_finished",
+        "_stopped", "_tables", "_task", "_tests", "num_finished",
     )  # fmt: skip
 
     def __init__(
@@ -81,7 +78,6 @@ class RunningTask:
     ) -> None:
         self._task = task
         self._sizes = cell_type.batch_sizes
-        self._watched = cell_type.watched
         self._name = cell_type.name
         self._cell = cell
         self._tables = tables
@@ -102,10 +98,10 @@ class RunningTask:
         began = time.perf_counter()
         looped = run_in_loop(task, self._cell, self._tables, self._tests) if first == 0 and self._in_loop else None
         if looped is not None:
-            self.num_finished = end = len(task.ends)
+            self.num_finished = end = looped.num_steps
             self._counts.in_loop += end
             busy_s = time.perf_counter() - began
-            return StepsResult(task.task, 0, end, looped.fetched, (), busy_s, looped.stopped, looped.skipped)
+            return StepsResult(task.task, 0, end, looped.fetched, looped.failed, busy_s, looped.stopped, looped.skipped)
         if not self._ends:
             self._ends = task.ends.tolist()
             if self._tests is not None:
@@ -166,10 +162,12 @@ class RunningTask:
         """Return an output at these positions of a step, and apply the stop tests of it. ran: see _running."""
         places, rows = _among(positions, ran)
         taken = _taken(outputs[output], rows)
-        if self._tests is not None and output == self._watched and len(rows):
+        if self._tests is not None and output in self._tests.outputs and len(rows):
             at = begin + positions[places]
             good = ~np.isin(at, [position for position, _ in failed])
-            ended, untested = self._tests.apply(self._name, self._task.nodes[at[good]], taken[torch.from_numpy(good)])
+            ended, untested = self._tests.apply(
+                self._name, self._task.nodes[at[good]], taken[torch.from_numpy(good)], output
+            )
             self._stopped[at[good][ended]] = True
             failed.extend((int(at[good][place]), reason) for place, reason in untested)
         if ran is None:
@@ -222,7 +220,7 @@ class RunningTask:
         for end in self._ends:
             room = max(room, begin + sizes[bisect_left(sizes, end - begin)])
             begin = end
-        room = _hoisted_rows(room)
+        room = hoisted_rows(room)
         columns = tuple(
             [
                 self._gather(task.source_tables[port], task.source_rows[port], room, spec)
@@ -345,13 +343,6 @@ def _chosen(rows: Tensor, begin: int, padded: int, ran: Rows | None) -> Tensor:
     places = np.full(padded, begin)
     places[: len(ran)] += ran
     return rows[torch.from_numpy(places)]
-
-
-def _hoisted_rows(count: int) -> int:
-    """Round up to a size at which the hoisted part runs."""
-    if count > MAX_HOISTED_ROWS:
-        return -(-count // MAX_HOISTED_ROWS) * MAX_HOISTED_ROWS
-    return HOISTED_SIZES[bisect_left(HOISTED_SIZES, count)]
 
 
 def _row_by_row(

@@ -71,11 +71,6 @@ class CellType:
         form = {0: "loop", 1: "run"}.get(num_sequence_inputs, f"run {num_sequence_inputs}")
         return replace(self, type_id=type_id, name=f"{self.name} {form}", form_of=self.type_id)
 
-    @property
-    def watched(self) -> int:
-        """The output for the stop test of a loop."""
-        return self.host_outputs[0] if self.host_outputs else 0
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", _as_one(self.inputs))
         object.__setattr__(self, "outputs", _as_one(self.outputs))

@@ -39,7 +39,7 @@ from batchmaker.model.arguments import (
 from batchmaker.model.batch_sizes import default_batch_sizes
 from batchmaker.model.elements import INDEX, Element, Same
 from batchmaker.model.host_values import CallData
-from batchmaker.model.scope import Given, OpenLoop, UnfoldingScope, current_scope, scope_of
+from batchmaker.model.scope import Given, UnfoldingScope, current_scope, scope_of
 from batchmaker.model.stand_ins import StandIn
 from batchmaker.model.trees import TreeCalls, tree
 
@@ -209,7 +209,9 @@ class Cell:
 
         It ends after max_steps steps, or after the step at which the watched output equals `until`. The watched output
         is the first of the cell's host_outputs, or output 0 if none is declared. `until` may also be a function: it
-        takes an array of watched values, one per request, and returns an array of bools. Returns the same as `run`.
+        takes an array of watched values, one per request, and returns an array of bools. `until={1: True, 0: eos}`
+        watches these outputs, by number; the loop ends after the step at which one of them does what is said for it, a
+        value or a function. Returns the same as `run`.
         """
         scope = scope_of(self)
         if type(until) is Value or type(until) is ValueSequence:
@@ -355,9 +357,7 @@ class Cell:
         known = scope.types.in_runs(known, len(columns))
         outputs = scope.recorder.run(known, columns, state, max_steps=max_steps, open_ended=until is not None)
         if until is not None:
-            watched = self.host_outputs[0] if self.host_outputs else 0
-            first = int(outputs[watched].steps.nodes[0])  # asking for the steps brings them to the host
-            scope.loops[first] = OpenLoop(first, outputs[0].node, until)
+            scope.end_at(known, outputs, until)
         return _one_or_all(outputs)
 
     def _not_run(self, scope: UnfoldingScope, sequences: tuple[Any, ...], init: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar, final
 
 from batchmaker.errors import ModelError, ShapeError
@@ -42,13 +42,26 @@ class CellTypes(Protocol[C]):
         """Return the specs of a chain's initial state when the unfold function gives none."""
 
 
+Conditions: TypeAlias = tuple[tuple[int, Any], ...]
+"""Outputs, each with the value or function that ends a loop."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """A loop that ends at a value. first, last: its nodes, if it takes all its steps. until: see Cell.loop."""
+    """A loop that ends at a value. first, last: its nodes, if it takes all its steps. until: see Cell.loop.
+
+    watched: the output that `until` looks at, unless it is a dict.
+    """
 
     first: int
     last: int
     until: Any
+    watched: int = 0
+
+    @property
+    def conditions(self) -> Conditions:
+        """The outputs that are looked at, each with the value or function that ends the loop."""
+        return tuple(self.until.items()) if isinstance(self.until, dict) else ((self.watched, self.until),)
 
 
 @final
@@ -68,6 +81,20 @@ class UnfoldingScope:
         self.calls: dict[Any, Calls] = {}
         self.other_calls: dict[TypeId, Calls] = {}
         self.decisions: Any = None
+
+    def end_at(self, cell: CellType, outputs: Sequence[Value], until: Any) -> None:
+        """Let a chain end at a value: see Cell.loop. outputs: of its last step. ModelError if `until` is wrong."""
+        until = dict(until) if isinstance(until, dict) else until  # the caller may change its own
+        loop = OpenLoop(0, outputs[0].node, until, cell.host_outputs[0] if cell.host_outputs else 0)
+        watched = [output for output, _ in loop.conditions]
+        if not watched or not all(isinstance(output, int) and 0 <= output < len(outputs) for output in watched):
+            raise ModelError(
+                f"cell {cell.name!r}: until looks at {watched or 'no output'}, expected numbers of outputs, 0 to "
+                f"{len(outputs) - 1}, each with a value or a function"
+            )
+        for output in watched:
+            first = int(outputs[output].steps.nodes[0])  # asking for the steps brings them to the host
+        self.loops[first] = replace(loop, first=first)
 
 
 current_scope: ContextVar[UnfoldingScope | None] = ContextVar("batchmaker_unfolding", default=None)

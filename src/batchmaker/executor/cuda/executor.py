@@ -25,7 +25,7 @@ from batchmaker.executor.cuda.program import Failures
 from batchmaker.executor.cuda.step_by_step import SteppedTask, chained_positions, fill_hoisted
 from batchmaker.executor.cuda.tables import DeviceTables
 from batchmaker.executor.cuda.watcher import Watcher
-from batchmaker.executor.task_steps import MAX_HOISTED_ROWS
+from batchmaker.executor.task_loop import MAX_HOISTED_ROWS
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, RowSource, RunTask, TableId
 

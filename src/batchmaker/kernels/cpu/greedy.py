@@ -28,13 +28,14 @@ class LoopEnds(Protocol):
     over: Flags
     constants: Ints
     is_constant: Flags
+    output_of: Ints
 
 
 @final
 class _NoEnds:
     """No loop ends at a value."""
 
-    test_of = last = constants = np.zeros(0, np.int64)
+    test_of = last = output_of = constants = np.zeros(0, np.int64)
     over = is_constant = np.zeros(0, np.bool_)
 
 
@@ -97,7 +98,8 @@ class GreedyLoop:
             task.keep_at, task.keep_rows, task.keep_tables, self._part, copies, recurrent.products.w, recurrent.bias,
             recurrent.products.addresses, recurrent.plan.ways, *room.arrays, products.w, self._bias, products.addresses,
             products.ways[-1], scores, room.tokens_of(count + 2 * BLOCK),
-            found.test_of, found.last, found.over, found.constants, found.is_constant, stopped, skipped,
+            found.test_of, found.last, found.over, found.constants, found.is_constant, found.output_of, stopped,
+            skipped,
         )  # fmt: skip
         recurrent.give_back(room)
         self._rooms.append(scores)

@@ -53,9 +53,9 @@ def best(scores: Floats, b: int, bias: Floats, like: Any) -> int:
 @compiled_part
 def can_decode(
     used: Flags, nodes: Ints, num_tokens: int, tables: Ints, said_from: Ints, said_rows: Ints, test_of: Ints,
-    is_constant: Flags,
+    is_constant: Flags, output_of: Ints, outputs: Ints,
 ) -> bool:  # fmt: skip
-    """Whether every step has lanes, every token from outside has a row, and every stop test is a number."""
+    """Whether every step has lanes, every token from outside has a row, and every stop test is a token."""
     outside = 0
     for s in range(len(used)):
         outside += not used[s]
@@ -65,7 +65,7 @@ def can_decode(
     if len(test_of):
         for node in nodes:
             test = test_of[node]
-            outside += test >= 0 and not is_constant[test]
+            outside += test >= 0 and not (is_constant[test] and outputs[output_of[test]] == TOKEN)
     return outside == 0
 
 
@@ -136,17 +136,17 @@ def run_greedy(
     keep_at: Ints, keep_rows: Ints, keep_tables: Ints, outputs: Ints, copies: Ints, w: Rows, bias: Floats,
     addresses: Ints, ways: Ints, g: Floats, a: Floats, narrow: Rows, t: Floats, out_w: Rows, out_bias: Floats,
     out_addresses: Ints, out_way: int, scores: Floats, places: Ints, test_of: Ints, last_of: Ints, over: Flags,
-    constants: Ints, is_constant: Flags, stopped: Flags, skipped: Flags,
+    constants: Ints, is_constant: Flags, output_of: Ints, stopped: Flags, skipped: Flags,
 ) -> bool:  # fmt: skip
     """Compute all steps of a task; False, with nothing written, if it must be computed step by step.
 
     said: [lanes] the token of each lane, read and written. said_from, said_rows: as h_from and h_rows. outputs: 0 for
     h, 1 for c, 2 for the token. out_w: [hidden, tokens], out_bias: [tokens]; out_way: how to multiply them. scores:
     room for those of BLOCK rows. nodes: [positions]; test_of, last_of, over: by node as in StopTests; constants,
-    is_constant: by test; all empty if no loop ends at a value here. stopped, skipped: [positions], false, written.
-    places: room for [positions]. The rest is as in run_steps.
+    is_constant, output_of: by test; all empty if no loop ends at a value here. stopped, skipped: [positions], false,
+    written. places: room for [positions]. The rest is as in run_steps.
     """
-    if not can_decode(used, nodes, len(px), tables, said_from, said_rows, test_of, is_constant):
+    if not can_decode(used, nodes, len(px), tables, said_from, said_rows, test_of, is_constant, output_of, outputs):
         return False
     note_kept(copies, tables, outputs, keep_at, keep_rows, keep_tables)
     note_source(copies, H, h)

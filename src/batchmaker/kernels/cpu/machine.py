@@ -68,6 +68,50 @@ def write_int64(_: Any, address: Any, index: Any, value: Any) -> Any:
 
 
 @_made
+def float64_at(_: Any, address: Any, index: Any) -> Any:
+    """Return element `index` of the float64 array that begins at an address."""
+
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        array = builder.inttoptr(args[0], ir.DoubleType().as_pointer())
+        return builder.load(builder.gep(array, [args[1]]))
+
+    return types.float64(types.int64, types.int64), build
+
+
+@_made
+def write_float64(_: Any, address: Any, index: Any, value: Any) -> Any:
+    """Write element `index` of the float64 array that begins at an address."""
+
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        array = builder.inttoptr(args[0], ir.DoubleType().as_pointer())
+        builder.store(args[2], builder.gep(array, [args[1]]))
+
+    return types.void(types.int64, types.int64, types.float64), build
+
+
+@_made
+def byte_at(_: Any, address: Any, index: Any) -> Any:
+    """Return a byte, `index` bytes after an address, as a number from 0 to 255."""
+
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        array = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        return builder.zext(builder.load(builder.gep(array, [args[1]])), ir.IntType(64))
+
+    return types.int64(types.int64, types.int64), build
+
+
+@_made
+def write_byte(_: Any, address: Any, index: Any, value: Any) -> Any:
+    """Write the lowest byte of a number, `index` bytes after an address."""
+
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        array = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        builder.store(builder.trunc(args[2], ir.IntType(8)), builder.gep(array, [args[1]]))
+
+    return types.void(types.int64, types.int64, types.int64), build
+
+
+@_made
 def copy_bytes(_: Any, target: Any, source: Any, count: Any) -> Any:
     """Copy bytes from one address to another; the two do not overlap."""
 

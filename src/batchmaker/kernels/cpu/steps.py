@@ -235,23 +235,29 @@ def note_source(copies: Ints, part: int, state: Rows) -> None:
 
 
 @compiled_part
+def hand_out_one(copies: Ints, i: int, last: int, lanes: Ints) -> None:
+    """As hand_out, for copy i."""
+    k, row_bytes = copies[i, NEXT_AT], copies[i, ROW_BYTES]
+    while k < copies[i, COUNT]:
+        position = int64_at(copies[i, AT], k)
+        if position >= last:
+            break
+        lane = lanes[position]
+        if lane >= 0:
+            row = int64_at(copies[i, ROWS], k) if copies[i, ROWS] else k
+            copy_bytes(copies[i, TARGET] + row * row_bytes, copies[i, SOURCE] + lane * row_bytes, row_bytes)
+        k += 1
+    copies[i, NEXT_AT] = k
+
+
+@compiled_part
 def hand_out(copies: Ints, last: int, lanes: Ints) -> None:
     """Copy the outputs of positions below `last` to their targets, from the end of the previous call on.
 
     lanes: below 0 for positions that did not run; nothing is copied for them.
     """
     for i in range(len(copies)):
-        k, row_bytes = copies[i, NEXT_AT], copies[i, ROW_BYTES]
-        while k < copies[i, COUNT]:
-            position = int64_at(copies[i, AT], k)
-            if position >= last:
-                break
-            lane = lanes[position]
-            if lane >= 0:
-                row = int64_at(copies[i, ROWS], k) if copies[i, ROWS] else k
-                copy_bytes(copies[i, TARGET] + row * row_bytes, copies[i, SOURCE] + lane * row_bytes, row_bytes)
-            k += 1
-        copies[i, NEXT_AT] = k
+        hand_out_one(copies, i, last, lanes)
 
 
 @compiled_part

@@ -17,7 +17,7 @@ from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.model.cell import Cell
 from batchmaker.model.initial_state import initial_state
 from batchmaker.model.model import Model
-from batchmaker.model.scope import Given, OpenLoop
+from batchmaker.model.scope import Conditions, Given, OpenLoop
 from batchmaker.model.unfolding import Unfolding, end_of_loop
 
 
@@ -110,7 +110,7 @@ class _Values:
         parts: list[NodeBlock | Run] = [*graph.blocks, *graph.runs]
         for part in sorted(parts, key=lambda part: part.first):
             if isinstance(part, Run):
-                self._run(part, host, loops[part.first].until if part.open_ended else None)
+                self._run(part, host, loops[part.first].conditions if part.open_ended else ())
             else:
                 self._block(part, host)
 
@@ -123,10 +123,9 @@ class _Values:
             ]
             self._call(number, node, inputs)
 
-    def _run(self, run: Run, host: dict[tuple[int, int], Tensor], until: Any) -> None:
+    def _run(self, run: Run, host: dict[tuple[int, int], Tensor], ends: Conditions) -> None:
         cell = self._types.types[run.type_id]
         state = [self._start(run, cell, i, host) for i in range(len(run.init))]
-        watched = cell.watched
         for step in range(run.length):
             node = run.first + step
             inputs = []
@@ -137,7 +136,7 @@ class _Values:
                     inputs.append(self._given(int(column[0][step]), column[1], host, (node, port)))
             outputs = self._call(run.type_id, node, inputs + state)
             state = list(outputs[len(outputs) - len(state) :])
-            if run.open_ended and _has_ended(until, outputs[watched]):
+            if any(_has_ended(until, outputs[output]) for output, until in ends):
                 self._ends[run.last] = node
                 break
 
