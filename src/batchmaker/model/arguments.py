@@ -145,11 +145,12 @@ def _declared(cell: CalledCell, known: CellType | None, port: int) -> ValueSpec 
 
 def sequence_of(values: Sequence[Value], where: str) -> ValueSequence:
     """Make a sequence of the values of one output. The sequence keeps the values alive."""
-    if any(value.is_missing for value in values):
-        raise never_computed(where)
     kinds = {value.of for value in values}
     if len({id(of.origin) for of in kinds}) > 1:
         raise foreign(where)
     if len({(of.index, of.spec.row_signature) for of in kinds}) > 1:
         raise InvalidRequestError(f"{where}: the values of a sequence must all be the same output of like cells")
-    return ValueSequence(np.array([value.node for value in values]), values[0].of, holds=tuple(values))
+    nodes = np.array([value.node for value in values])
+    if nodes.min() < 0:
+        raise never_computed(where)
+    return ValueSequence(nodes, values[0].of, holds=tuple(values))
