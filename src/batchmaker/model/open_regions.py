@@ -176,7 +176,6 @@ class OpenRegion:
             tuple([(slot, *of) for slot, of in self.held.items()]),
         ))  # fmt: skip
 
-
     def close(self) -> None:
         """Let go of what refers to this region in turn. Its handles still are what they are."""
         self.origin.region = None
