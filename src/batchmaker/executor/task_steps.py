@@ -18,6 +18,7 @@ from batchmaker.compile.export import example_rows
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import LoopTests, StepsResult
 from batchmaker.executor.by_table import by_table
+from batchmaker.executor.memories import MemoryReader
 from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.executor.task_loop import run_in_loop
 from batchmaker.graph.spec import CellType, ValueSpec
@@ -61,7 +62,7 @@ class RunningTask:
     """A task while it is computed. num_finished: how many of its steps have run."""
 
     __slots__ = (
-        "_bad", "_cell", "_ends", "_fetched", "_hoisted", "_in_loop", "_name", "_sizes", "_skipped", "_stopped",
+        "_bad", "_cell", "_ends", "_fetched", "_hoisted", "_in_loop", "_memories", "_name", "_sizes", "_skipped", "_stopped",
         "_tables", "_task", "_tests", "_watched", "num_finished",
     )  # fmt: skip
 
@@ -86,6 +87,8 @@ class RunningTask:
         self._stopped: NDArray[np.bool_] = _NO_FLAGS
         self._ends: list[int] = []
         self._hoisted: Outputs | None = None
+        count, of = cell.num_memories, task.memories
+        self._memories = None if of is None else MemoryReader(task, of, cell.inputs[:count], tables)
         self._bad: dict[int, str] = {}
         self._fetched: list[list[Tensor]] = [[] for _ in task.fetches]
         self.num_finished = 0
@@ -94,7 +97,8 @@ class RunningTask:
         """Run steps for about REPORT_S, at least one, and return their result."""
         task, first = self._task, self.num_finished
         began = time.perf_counter()
-        looped = run_in_loop(task, self._cell, self._tables, self._tests) if first == 0 and self._in_loop else None
+        in_loop = first == 0 and self._in_loop and self._memories is None
+        looped = run_in_loop(task, self._cell, self._tables, self._tests) if in_loop else None
         if looped is not None:
             self.num_finished = end = len(task.ends)
             busy_s = time.perf_counter() - began
@@ -173,13 +177,8 @@ class RunningTask:
     # --- single nodes ------------------------------------------------------------------------------------------
 
     def _run_nodes(self, begin: int, end: int, padded: int, failed: Failures) -> Outputs:
-        cell, task = self._cell, self._task
-        inputs = tuple(
-            [
-                self._gather(task.source_tables[port, begin:end], task.source_rows[port, begin:end], padded, spec)
-                for port, spec in enumerate(cell.inputs)
-            ]
-        )
+        cell = self._cell
+        inputs = self._inputs(slice(begin, end), padded, len(cell.inputs))
         try:
             return cell.call(inputs)
         except RAISED_BY_USERS:  # a cell may raise anything; find the rows at fault
@@ -187,6 +186,15 @@ class RunningTask:
             outputs = _row_by_row(cell.name, cell.outputs, end - begin, inputs, lambda *row: cell.call(row), found)
             failed.extend((begin + position, reason) for position, reason in found)
             return outputs
+
+    def _inputs(self, positions: slice | Rows, padded: int, num_inputs: int) -> Outputs:
+        """Return the first inputs of the cell for these positions of the task, memories as rows and numbers."""
+        task, cell = self._task, self._cell
+        memories = () if self._memories is None else self._memories.read(positions, padded)
+        return (*memories, *[
+            self._gather(task.source_tables[port, positions], task.source_rows[port, positions], padded, spec)
+            for port, spec in enumerate(cell.inputs[cell.num_memories : num_inputs], start=cell.num_memories)
+        ])  # fmt: skip
 
     def _gather(self, tables: Rows, rows: Rows, padded: int, spec: ValueSpec) -> Tensor:
         """Return one input of a batch as [padded, *shape]. Rows after the given ones are arbitrary but valid."""
@@ -238,12 +246,25 @@ class RunningTask:
     def _run_chains(
         self, number: int, lanes: TaskLanes, begin: int, end: int, ran: Rows | None, failed: Failures
     ) -> Outputs:
-        """Run a step of chains. ran: the rows of the step that run, in their order; None for all."""
+        """Run a step of chains. ran: the rows of the step that run, in their order; None for all.
+
+        Of a cell with memories nothing is hoisted.
+        """
         num_state = len(lanes.tables)
         cell = self._cell.split(len(self._cell.inputs) - num_state)
         batch = end - begin if ran is None else len(ran)
         padded = self._sizes[bisect_left(self._sizes, batch)]
-        hoisted = tuple([_chosen(rows, begin, padded, ran) for rows in self._hoist(cell, len(cell.inputs) - num_state)])
+        num_sequence = len(cell.inputs) - num_state
+        if self._memories is None:
+            hoisted = tuple([_chosen(rows, begin, padded, ran) for rows in self._hoist(cell, num_sequence)])
+        else:
+            running = slice(begin, end) if ran is None else begin + ran
+            hoisted = self._inputs(running, padded, num_sequence)
+        size = len(hoisted)
+
+        def step(*given: Tensor) -> Outputs:
+            return cell.call(given) if self._memories is not None else cell.step(given[:size], given[size:])
+
         if self._bad:
             failed.extend((position, self._bad[position]) for position in range(begin, end) if position in self._bad)
         moves = within(lanes.move_at, begin, end)
@@ -258,17 +279,10 @@ class RunningTask:
         else:
             state = tuple([tables.copy(table, rows, padded) for table in lanes.tables])
         try:
-            outputs = cell.step(hoisted, state)
+            outputs = step(*hoisted, *state)
         except RAISED_BY_USERS:  # a cell may raise anything; find the rows at fault
-            size, found = len(hoisted), Failures()
-            outputs = _row_by_row(
-                cell.name,
-                cell.outputs,
-                batch,
-                (*hoisted, *state),
-                lambda *row: cell.step(row[:size], row[size:]),
-                found,
-            )
+            found = Failures()
+            outputs = _row_by_row(cell.name, cell.outputs, batch, (*hoisted, *state), step, found)
             places = range(batch) if ran is None else ran.tolist()
             failed.extend((begin + places[position], reason) for position, reason in found)
         first = len(outputs) - num_state
@@ -305,7 +319,7 @@ class RunningTask:
         kept = []
         for values in outputs:
             array = as_array(values)
-            if len(positions) < batch:
+            if len(positions) != batch:
                 array = array.take(positions, 0)
             else:
                 handed_through = any(self._tables.holds(table, values) for table in tables)
@@ -326,7 +340,7 @@ def _among(positions: Rows, ran: Rows | None) -> tuple[Rows | slice, Rows]:
     if ran is None:
         return slice(None), positions
     rows = np.searchsorted(ran, positions)
-    found = np.flatnonzero(np.isin(positions, ran, assume_unique=True))
+    found = np.flatnonzero(np.isin(positions, ran))
     return found, rows[found]
 
 

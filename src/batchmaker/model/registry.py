@@ -216,6 +216,7 @@ class CellRegistry:
             cell.batch_sizes,
             cell.priority,
             cell.host_outputs,
+            cell.memory_outputs,
         )
         self.bound.append(bound)
         self._trials.append(trial)
@@ -238,18 +239,23 @@ class CellRegistry:
         rows = tuple([self._row(argument, spec) for argument, spec in zip(given, inputs, strict=False)])
         real, made_up = (TrialRows(known, cell.batch_sizes, cell.independent_rows) for known in (rows, ()))
         ports = [port for port, argument in enumerate(given) if isinstance(argument, HostValues)]
-        floats = Floats(cell.module, cell.float_dtype, real)
-        wanted = floats.annotated(inputs, ports)
+        floats = None if cell.memories else Floats(cell.module, cell.float_dtype, real)
+        wanted = inputs if floats is None else floats.annotated(inputs, ports)
 
         def bound(wanted: tuple[ValueSpec, ...], trial: TrialRows) -> tuple[BoundCell, TrialRows]:
-            return bind(source, wanted, name=name, fold_bytes=self._fold_bytes, planner=planner, trial=trial), trial
+            made = bind(
+                source, wanted, name=name, fold_bytes=self._fold_bytes, planner=planner, trial=trial,
+                memories=cell.memory_outputs,
+            )  # fmt: skip
+            return made, trial
 
         try:
             return bound(wanted, real)
         except RowsError:
             raise
         except ModelError as error:
-            found = None if cell.declared_for(inputs) is not None else floats.needed(inputs, ports)
+            declared = floats is None or cell.declared_for(inputs) is not None
+            found = None if declared or floats is None else floats.needed(inputs, ports)
             if found is not None:
                 return bound(found, real)
             try:
@@ -270,6 +276,7 @@ class CellRegistry:
                 fold_bytes=self._fold_bytes,
                 device=device,
                 trial=self._trials[type_id],
+                memories=cell.memory_outputs,
             )
 
     def _row(self, argument: Value | ValueSequence | HostValues | None, spec: ValueSpec) -> Tensor | None:

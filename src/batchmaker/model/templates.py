@@ -90,7 +90,7 @@ class Template:
         graph = unfolding.graph
         self.graph = CellGraph(
             graph.first, graph.num_nodes, graph.blocks, graph.runs, [feed.host for feed in feeds], graph.fetches,
-            graph.plain, kept=graph.kept, shared=True,
+            graph.plain, kept=graph.kept, shared=True, memories=graph.memories,
         )  # fmt: skip
         self.num_nodes = graph.num_nodes
         self.before = before
@@ -243,6 +243,7 @@ def differs(template: Template, recorded: Unfolding, values: list[Any]) -> str |
     one, other = template.graph, recorded.graph
     if (one.first, one.num_nodes, one.plain) != (other.first, other.num_nodes, other.plain) or not (
         _same(one.blocks, other.blocks) and _same(one.runs, other.runs) and _same(one.kept, other.kept)
+        and _same(one.memories, other.memories)
     ):
         return "the graph"
     if not _same(one.fetches, other.fetches):
