@@ -1,8 +1,8 @@
 """Cells that read memories: sequences of any number of rows, which come as a batch with a room and a number.
 
 A memory is two inputs of the module: its rows [batch, room, *shape], of which the first `number` are the memory's, and
-`number` [batch], int64. The room is a power of two, the same for the whole batch. The rows after the memory's are zeros,
-and how many there are depends on who shares the batch: so a cell must not look at them, which is tried here.
+`number` [batch], int64. The room is a power of two, the same for the whole batch. The rows after the memory's are
+zeros, and how many there are depends on who shares the batch: so a cell must not look at them, which is tried here.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def try_with_memories(
         if not 0 <= output < len(outputs) or not outputs[output].is_like(inputs[port]):
             made = str(outputs[output]) if 0 <= output < len(outputs) else f"no output {output}"
             raise ModelError(
-                f"{where}, memory {port}: its rows are declared as {inputs[port]}, but the output that it keeps of each "
-                f"step is {made}"
+                f"{where}, memory {port}: its rows are declared as {inputs[port]}, but the output that it keeps of "
+                f"each step is {made}"
             )
     limits = {2 * k + 1: TRIED_ROOM + 1 for k in range(count)}
     tried = try_rows(module, flat, flat_trial, where, traced=False, limits=limits)
@@ -214,8 +214,8 @@ class _MemoryTrial:
             if is_rounding(distance(mine, wanted), again, output):
                 continue
             raise RowsError(
-                f"{self._where}, output {output}: it depends on rows after the {_TRIED_NUMBERS[row]} of a memory, or on "
-                "their room, which are other ones in every batch. Only the first `number` rows of each memory are its "
-                "own: leave the others out, as in scores.masked_fill(torch.arange(rows.shape[1]) >= number[:, None], "
-                "-torch.inf), and divide by `number`, not by the room."
+                f"{self._where}, output {output}: it depends on rows after the {_TRIED_NUMBERS[row]} of a memory, or "
+                "on their room, which are other ones in every batch. Only the first `number` rows of each memory are "
+                "its own: leave the others out, as in scores.masked_fill(torch.arange(rows.shape[1]) >= number[:, "
+                "None], -torch.inf), and divide by `number`, not by the room."
             )

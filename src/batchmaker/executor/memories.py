@@ -16,6 +16,7 @@ from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.scheduler.commands import Rows, RunTask, TableId, TaskMemories
 
+
 @dataclass(slots=True)
 class _Gathered:
     """One memory of one step. values: [padded, room, *shape]. number: [padded]. The rest: [positions], as in a task.
@@ -76,9 +77,7 @@ class MemoryReader:
             before.lengths = lengths
         return before
 
-    def _gathered(
-        self, tables: Rows, firsts: Rows, lengths: Rows, size: tuple[int, int], spec: ValueSpec
-    ) -> _Gathered:
+    def _gathered(self, tables: Rows, firsts: Rows, lengths: Rows, size: tuple[int, int], spec: ValueSpec) -> _Gathered:
         count, padded = len(lengths), size[0]
         values = torch.zeros((*size, *spec.shape), dtype=torch_dtype(spec.dtype))
         array, number = as_array(values), np.empty(padded, np.int64)

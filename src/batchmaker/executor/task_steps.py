@@ -62,8 +62,8 @@ class RunningTask:
     """A task while it is computed. num_finished: how many of its steps have run."""
 
     __slots__ = (
-        "_bad", "_cell", "_ends", "_fetched", "_hoisted", "_in_loop", "_memories", "_name", "_sizes", "_skipped", "_stopped",
-        "_tables", "_task", "_tests", "_watched", "num_finished",
+        "_bad", "_cell", "_ends", "_fetched", "_hoisted", "_in_loop", "_memories", "_name", "_sizes", "_skipped",
+        "_stopped", "_tables", "_task", "_tests", "_watched", "num_finished",
     )  # fmt: skip
 
     def __init__(

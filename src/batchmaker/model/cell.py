@@ -264,9 +264,7 @@ class Cell:
 
     # --- memories -----------------------------------------------------------------------------------------------
 
-    def _parted(
-        self, scope: UnfoldingScope, arguments: tuple[Any, ...]
-    ) -> tuple[list[ValueSequence], tuple[Any, ...]]:
+    def _parted(self, scope: UnfoldingScope, arguments: tuple[Any, ...]) -> tuple[list[ValueSequence], tuple[Any, ...]]:
         """Return the memories and the other arguments of a single call."""
         given: list[Any] = [None] * len(self.memories)
         others: list[Any] = []

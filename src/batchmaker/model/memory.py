@@ -21,7 +21,7 @@ from batchmaker.graph.values import HostValues, ValueSequence
 @final
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """An input of a cell that is a sequence of any length: `bm.Cell(module, memory=bm.Memory("past", own=True, row=64))`.
+    """An input of a cell that is a sequence of any length, as in `bm.Cell(module, memory=bm.Memory("past"))`.
 
     name: of the parameter of forward() that takes the rows, [batch, room, *row]. The parameter after it takes their
     number, [batch] int64: of each batch entry the first `number` rows are the sequence, the others are zeros that the

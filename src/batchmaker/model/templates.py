@@ -242,7 +242,9 @@ def differs(template: Template, recorded: Unfolding, values: list[Any]) -> str |
     """
     one, other = template.graph, recorded.graph
     if (one.first, one.num_nodes, one.plain) != (other.first, other.num_nodes, other.plain) or not (
-        _same(one.blocks, other.blocks) and _same(one.runs, other.runs) and _same(one.kept, other.kept)
+        _same(one.blocks, other.blocks)
+        and _same(one.runs, other.runs)
+        and _same(one.kept, other.kept)
         and _same(one.memories, other.memories)
     ):
         return "the graph"

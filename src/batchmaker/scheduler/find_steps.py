@@ -302,8 +302,8 @@ def _keep(
     """Give rows to the positions whose outputs are read later, and mark the outputs that go to the host.
 
     Consumers look for the outputs of a run that may stop at its last node, because any step may turn out to be the
-    last. A step that its own run reads has a row of its own beside that. A single node takes over the row of its first child if no other node reads the child, no unfold function holds
-    it, and both use the same pool.
+    last. A step that its own run reads has a row of its own beside that. A single node takes over the row of its first
+    child if no other node reads the child, no unfold function holds it, and both use the same pool.
 
     Returns the number of kept outputs, the number of free rows, and the marks of all these positions together.
     """
