@@ -267,13 +267,14 @@ def _note_inputs(
 
 @compiled_within
 def _note_members(
-    nodes: Ids, source: Ids, reach: Ids, at: Ids, first: int, count: int, num_alike: int, places: Places, members: Ids,
-    num_members: int,
+    nodes: Ids, source: Ids, reach: Ids, at: Ids, first: int, count: int, num_alike: int, goes_on: bool, places: Places,
+    members: Ids, num_members: int,
 ) -> tuple[Ids, int]:  # fmt: skip
     """Write the rows of the memories of equal steps that begin at position `first`, each with `count` positions.
 
     The outputs of these steps have rows already. Steps of one run share what the last of them reads: that of an earlier
-    one is the beginning of it. Returns `members`, which may be a larger array now, and how many are written.
+    one is the beginning of it. goes_on: the step before has the same chains in the same order; they share with it what
+    is no longer now. Returns `members`, which may be a larger array now, and how many are written.
     """
     for port in range(places.num_memories):
         row, length_row = NUM_FACTS + places.num_inputs + port, NUM_FACTS + 2 * places.num_inputs + port
@@ -281,10 +282,13 @@ def _note_members(
             last = first + (num_alike - 1) * count + i
             node = at[AT_NODE, last]
             length, apart = reach[port, node] & LENGTH_MASK, reach[port, node] >> STEP_SHIFT
+            begin, before = num_members, at[AT_NODE, first - count + i] if goes_on else node
+            if goes_on and reach[port, before] == reach[port, node]:
+                begin, length = at[row, first - count + i], 0
             members = _room(members, num_members + length)
             for step in range(num_alike):
                 position = first + step * count + i
-                at[row, position] = num_members
+                at[row, position] = begin
                 at[length_row, position] = reach[port, at[AT_NODE, position]] & LENGTH_MASK
             read = source[port, node]
             for k in range(length):
@@ -495,7 +499,7 @@ def find_steps(
             all_marks |= found_marks
             if places.num_memories > 0:
                 members, num_members = _note_members(
-                    nodes, source, reach, at, first_at, count, num_alike, places, members, num_members
+                    nodes, source, reach, at, first_at, count, num_alike, goes_on, places, members, num_members
                 )
         for step in range(num_alike):  # a run can end only with the last of these
             begin = first_at + step * count
