@@ -471,28 +471,30 @@ def _next(playing: Any, sent: Any) -> Any:
 # --- what is gathered ----------------------------------------------------------------------------------------------
 
 
-def test_steps_that_read_the_same_memory_gather_it_once_for_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    gathered, read = [0], [0]
+@pytest.mark.parametrize("name", ["one memory in all steps of a run", "its own earlier steps"])
+def test_a_run_gathers_its_memory_once_for_each_room(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms, read = list[int](), [0]
     filled, asked = MemoryReader._gathered, MemoryReader.read
 
     def gather(self: Any, *given: Any) -> Any:
-        gathered[0] += 1
-        return filled(self, *given)
+        made = filled(self, *given)
+        rooms.append(made.values.shape[1])
+        return made
 
-    def ask(self: Any, *given: Any) -> Any:
+    def ask(self: Any, *given: Any, **options: Any) -> Any:
         read[0] += 1
-        return asked(self, *given)
+        return asked(self, *given, **options)
 
     monkeypatch.setattr(MemoryReader, "_gathered", gather)
     monkeypatch.setattr(MemoryReader, "read", ask)
-    use = USES["one memory in all steps of a run"]
-    engine = bm.Engine(Everything(use), "cellular:max_steps=10", threads=1)
+    engine = bm.Engine(Everything(USES[name]), "cellular:max_steps=10", threads=1)
     with engine:
-        engine.submit(words(40)).result()
-        gathered[0] = read[0] = 0
-        engine.submit(words(40)).result()
-    assert read[0] == 40
-    assert gathered[0] == 4
+        engine.submit(words(20)).result()
+        rooms.clear()
+        read[0] = 0
+        engine.submit(words(20)).result()
+    assert read[0] == (20 if name.startswith("one") else 40)
+    assert rooms == ([32] if name.startswith("one") else [1, 2, 4, 8, 16, 32, 64])
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------

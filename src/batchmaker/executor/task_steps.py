@@ -21,9 +21,10 @@ from batchmaker.executor.by_table import by_table
 from batchmaker.executor.memories import MemoryReader
 from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.executor.task_loop import run_in_loop
-from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.model.batch_sizes import size_ladder
 from batchmaker.scheduler.commands import ZERO_TABLE, Rows, RowSource, RunTask, TableId, TaskLanes, within
+from batchmaker.scheduler.events import WorkerId
 
 Outputs = tuple[Tensor, ...]
 Failures = list[tuple[int, str]]
@@ -49,12 +50,19 @@ class TaskRunner:
         self._types = types
         self._cells = cells
         self._tables = tables
+        self._memories: dict[tuple[TypeId, WorkerId], MemoryReader] = {}
         self.in_loops = True
 
     def begin(self, task: RunTask, tests: LoopTests | None = None) -> RunningTask:
         """Return a task of which no step has run. tests: stop tests to apply between its steps, or None."""
         cell_type, cell = self._types[task.type_id], self._cells[task.type_id]
-        return RunningTask(task, cell_type, cell, self._tables, tests, self.in_loops)
+        memories, key = None, (task.type_id, task.worker)
+        if task.memories is not None:
+            memories = self._memories.get(key)
+            if memories is None:
+                specs = cell.inputs[: cell.num_memories]
+                memories = self._memories[key] = MemoryReader(specs, self._tables)
+        return RunningTask(task, cell_type, cell, self._tables, tests, self.in_loops, memories)
 
 
 @final
@@ -74,6 +82,7 @@ class RunningTask:
         tables: StateTables,
         tests: LoopTests | None,
         in_loop: bool,
+        memories: MemoryReader | None = None,
     ) -> None:
         self._task = task
         self._sizes = cell_type.batch_sizes
@@ -87,8 +96,7 @@ class RunningTask:
         self._stopped: NDArray[np.bool_] = _NO_FLAGS
         self._ends: list[int] = []
         self._hoisted: Outputs | None = None
-        count, of = cell.num_memories, task.memories
-        self._memories = None if of is None else MemoryReader(task, of, cell.inputs[:count], tables)
+        self._memories = memories
         self._bad: dict[int, str] = {}
         self._fetched: list[list[Tensor]] = [[] for _ in task.fetches]
         self.num_finished = 0
@@ -178,7 +186,7 @@ class RunningTask:
 
     def _run_nodes(self, begin: int, end: int, padded: int, failed: Failures) -> Outputs:
         cell = self._cell
-        inputs = self._inputs(slice(begin, end), padded, len(cell.inputs))
+        inputs = self._inputs(slice(begin, end), padded, len(cell.inputs), stay=False)
         try:
             return cell.call(inputs)
         except RAISED_BY_USERS:  # a cell may raise anything; find the rows at fault
@@ -187,10 +195,15 @@ class RunningTask:
             failed.extend((begin + position, reason) for position, reason in found)
             return outputs
 
-    def _inputs(self, positions: slice | Rows, padded: int, num_inputs: int) -> Outputs:
-        """Return the first inputs of the cell for these positions of the task, memories as rows and numbers."""
+    def _inputs(self, positions: slice | Rows, padded: int, num_inputs: int, *, stay: bool) -> Outputs:
+        """Return the first inputs of the cell for these positions of the task, memories as rows and numbers.
+
+        stay: see MemoryReader.read.
+        """
         task, cell = self._task, self._cell
-        memories = () if self._memories is None else self._memories.read(positions, padded)
+        memories: Outputs = ()
+        if self._memories is not None and task.memories is not None:
+            memories = self._memories.read(task, task.memories, positions, padded, stay=stay)
         return (*memories, *[
             self._gather(task.source_tables[port, positions], task.source_rows[port, positions], padded, spec)
             for port, spec in enumerate(cell.inputs[cell.num_memories : num_inputs], start=cell.num_memories)
@@ -254,12 +267,12 @@ class RunningTask:
         cell = self._cell.split(len(self._cell.inputs) - num_state)
         batch = end - begin if ran is None else len(ran)
         padded = self._sizes[bisect_left(self._sizes, batch)]
-        num_sequence = len(cell.inputs) - num_state
+        num_sequence, moves = len(cell.inputs) - num_state, within(lanes.move_at, begin, end)
         if self._memories is None:
             hoisted = tuple([_chosen(rows, begin, padded, ran) for rows in self._hoist(cell, num_sequence)])
         else:
             running = slice(begin, end) if ran is None else begin + ran
-            hoisted = self._inputs(running, padded, num_sequence)
+            hoisted = self._inputs(running, padded, num_sequence, stay=moves.stop == moves.start)
         size = len(hoisted)
 
         def step(*given: Tensor) -> Outputs:
@@ -267,7 +280,6 @@ class RunningTask:
 
         if self._bad:
             failed.extend((position, self._bad[position]) for position in range(begin, end) if position in self._bad)
-        moves = within(lanes.move_at, begin, end)
         if moves.stop > moves.start:
             self._bring(lanes, moves)
         tables = self._tables
