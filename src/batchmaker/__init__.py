@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from batchmaker.model.cell import Cell
     from batchmaker.model.decisions import cond, switch, while_loop
     from batchmaker.model.layers import layers
+    from batchmaker.model.memory import Memory
     from batchmaker.model.model import Model
     from batchmaker.model.onnx_model import onnx
     from batchmaker.model.ragged import Ragged
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Cell",
     "Engine",
+    "Memory",
     "Model",
     "Ragged",
     "__version__",
@@ -45,6 +47,7 @@ __all__ = [
 _HOMES = {
     "Cell": "batchmaker.model.cell",
     "Engine": "batchmaker.engine.engine",
+    "Memory": "batchmaker.model.memory",
     "Model": "batchmaker.model.model",
     "Ragged": "batchmaker.model.ragged",
     "cond": "batchmaker.model.decisions",

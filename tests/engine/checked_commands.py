@@ -61,7 +61,14 @@ class CommandChecks:
             chained = np.repeat(task.lanes.used, np.diff(task.ends, prepend=0))
             num_state = len(task.lanes.tables)
             self._check_lanes(task.lanes, chained, count)
-        for port in range(len(task.source_tables)):
+        num_memories = 0 if task.memories is None else len(task.memories.firsts)
+        for port in range(num_memories):
+            firsts, lengths = task.memories.firsts[port], task.memories.lengths[port]
+            _are_below(f"memory {port}", firsts + lengths, len(task.memories.rows) + 1)
+            for table, first, length in zip(task.source_tables[port], firsts, lengths, strict=True):
+                rows = task.memories.rows[first : first + length]
+                self._are_rows(f"memory {port}", np.full(length, table), rows)
+        for port in range(num_memories, len(task.source_tables)):
             mine = ~chained if port >= len(task.source_tables) - num_state else np.ones(count, np.bool_)
             self._are_rows(f"input {port}", task.source_tables[port][mine], task.source_rows[port][mine])
         if task.keep is not None:

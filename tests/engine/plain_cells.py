@@ -37,19 +37,26 @@ class PlainSequence:
 class PlainCell:
     """A module as a cell. state: widths of its state at the beginning of a chain, if none is given.
 
+    memory: the place of its memory among its arguments; None if it has none. own: the output whose earlier steps it is.
     Stop tests look at output 0.
     """
 
-    def __init__(self, module: nn.Module, state: Sequence[int] = ()) -> None:
+    def __init__(
+        self, module: nn.Module, state: Sequence[int] = (), *, memory: int | None = None, own: int | None = None
+    ) -> None:
         self._module = module
         self._state = state
+        self._memory, self._own = memory, own
 
     def __call__(self, *arguments: Any) -> Any:
-        outputs = self._outputs([_row(argument) for argument in arguments])
+        given = list(arguments)
+        memory = None if self._memory is None else _rows(given.pop(self._memory))
+        outputs = self._outputs([_row(argument) for argument in given], memory)
         return _one_or_all([PlainValue(row) for row in outputs])
 
-    def map(self, *sequences: Any) -> Any:
-        steps = [self._outputs(list(rows)) for rows in zip(*map(_rows, sequences), strict=True)]
+    def map(self, *sequences: Any, memory: Any = None) -> Any:
+        read = None if memory is None else _rows(memory)
+        steps = [self._outputs(list(rows), read) for rows in zip(*map(_rows, sequences), strict=True)]
         return _one_or_all([PlainSequence(list(map(PlainValue, column))) for column in zip(*steps, strict=True)])
 
     def tree(self, children: Sequence[Sequence[int]], leaves: Any) -> PlainSequence:
@@ -59,17 +66,20 @@ class PlainCell:
             rows += self._outputs([rows[child] for child in pair])
         return PlainSequence(list(map(PlainValue, rows[count:])))
 
-    def run(self, words: Any, init: Sequence[Any] | None = None) -> Any:
+    def run(self, words: Any, init: Sequence[Any] | None = None, *, memory: Any = None) -> Any:
         state = [torch.zeros(width) for width in self._state] if init is None else [_row(part) for part in init]
-        return self._chain([[row] for row in _rows(words)], state, None)
+        return self._chain([[row] for row in _rows(words)], state, None, memory)
 
-    def loop(self, init: Sequence[Any], *, until: Any = None, max_steps: int) -> Any:
-        return self._chain([[]] * max_steps, [_row(part) for part in init], until)
+    def loop(self, init: Sequence[Any], *, until: Any = None, max_steps: int, memory: Any = None) -> Any:
+        return self._chain([[]] * max_steps, [_row(part) for part in init], until, memory)
 
-    def _chain(self, given: Sequence[list[Tensor]], state: list[Tensor], until: Any) -> Any:
+    def _chain(self, given: Sequence[list[Tensor]], state: list[Tensor], until: Any, memory: Any) -> Any:
         steps: list[list[Tensor]] = []
+        read = None if memory is None else _rows(memory)
         for rows in given:
-            steps.append(self._outputs([*rows, *state]))
+            if self._own is not None:
+                read = [step[self._own] for step in steps]
+            steps.append(self._outputs([*rows, *state], read))
             state = steps[-1][len(steps[-1]) - len(state) :]
             if until is not None:
                 watched = np.array([steps[-1][0].item()])
@@ -79,8 +89,12 @@ class PlainCell:
         return _one_or_all([PlainValue(sequence.values[-1].row, sequence) for sequence in sequences])
 
     @torch.no_grad()
-    def _outputs(self, rows: list[Tensor]) -> list[Tensor]:
-        made = self._module(*[row[None] for row in rows])
+    def _outputs(self, rows: list[Tensor], memory: list[Tensor] | None = None) -> list[Tensor]:
+        given = [row[None] for row in rows]
+        if memory is not None:
+            stacked = torch.stack(memory)[None] if memory else torch.zeros(1, 1, self._state[0])
+            given[self._memory : self._memory] = [stacked, torch.tensor([len(memory)])]
+        made = self._module(*given)
         return [output[0] for output in (made if isinstance(made, tuple) else (made,))]
 
 

@@ -104,16 +104,58 @@ class Widen(nn.Module):
         return h.repeat(1, -(-WIDE // HIDDEN))[:, :WIDE]
 
 
+def masked(rows: Tensor, number: Tensor) -> Tensor:
+    """Return which rows [batch, room, 1] are no memory."""
+    return (torch.arange(rows.shape[1]) >= number[:, None])[:, :, None]
+
+
+class Look(nn.Module):
+    """h, a memory -> a state, by attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(2 * HIDDEN, HIDDEN)
+
+    def forward(self, h: Tensor, keys: Tensor, number: Tensor) -> Tensor:
+        scores = (keys * h[:, None]).sum(-1, keepdim=True).masked_fill(masked(keys, number), -torch.inf)
+        return self.out(torch.cat([h, (scores.softmax(1) * keys).sum(1)], -1)).tanh()
+
+
+class Listen(nn.Module):
+    """word, a memory, h -> h: a decoder with attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.look, self.step = nn.Embedding(VOCABULARY, HIDDEN), Look(), nn.GRUCell(HIDDEN, HIDDEN)
+
+    def forward(self, word: Tensor, keys: Tensor, number: Tensor, h: Tensor) -> Tensor:
+        return self.step(self.embed(word), self.look(h, keys, number))
+
+
+class Recall(nn.Module):
+    """token, its earlier states, h -> the next token, h: a greedy decoder over its own past."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.step = nn.Embedding(VOCABULARY, HIDDEN), nn.GRUCell(HIDDEN, HIDDEN)
+        self.out = nn.Linear(HIDDEN, VOCABULARY)
+
+    def forward(self, token: Tensor, past: Tensor, number: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        total = past.masked_fill(masked(past, number), 0.0).sum(1)
+        h = self.step(self.embed(token), h + total / (number[:, None] + 1))
+        return self.out(h).argmax(-1), h
+
+
 MODULES: Final[dict[str, Callable[[], nn.Module]]] = {
     "read": Read, "speak": Speak, "say": Say, "mix": Mix, "count": Countdown, "shift": Shift, "guard": Guard,
-    "widen": Widen,
+    "widen": Widen, "look": Look, "listen": Listen, "recall": Recall,
 }  # fmt: skip
 
 
 def modules(seed: int = 0) -> dict[str, nn.Module]:
     torch.manual_seed(seed)
     made = {name: make().eval() for name, make in MODULES.items()}
-    for name in ("speak", "say"):
+    for name in ("speak", "say", "recall"):
         made[name].out.weight.data.mul_(8.0)  # scores far apart
     return made
 
@@ -150,6 +192,11 @@ class Hand:
 
     def row(self, i: int) -> Any:
         return self.rows[i % len(self.rows)] if self.rows else [[0.1 * i] * HIDDEN, [-0.1] * HIDDEN]
+
+    def memory(self, i: int) -> Any:
+        """Return a sequence to be read: a part of a row, or single vectors as data."""
+        row = self.row(i)
+        return row[:: 1 + i % 2] if i % 3 else row
 
     def kept(self) -> dict[str, list[Any]]:
         """What the next chunk of a sequence begins with."""
@@ -267,6 +314,58 @@ class Maps:
 
 
 @dataclass(frozen=True)
+class Looks:
+    """A call that reads a memory, or one for each element of a sequence."""
+
+    of: int
+    memory: int
+    maps: bool
+
+    def __call__(self, hand: Hand) -> None:
+        look, memory = hand.cells["look"], hand.memory(self.memory)
+        if self.maps:
+            hand.rows.append(look.map(hand.row(self.of), memory=memory))
+        else:
+            hand.vectors.append(look(hand.vector(self.of), memory))
+
+
+@dataclass(frozen=True)
+class Listens:
+    """A chain over words whose steps read a memory, of which one vector may be all."""
+
+    words: tuple[int, ...]
+    begins: int | None
+    memory: int
+    one: bool
+
+    def __call__(self, hand: Hand) -> None:
+        state = None if self.begins is None else (hand.vector(self.begins),)
+        memory = [hand.vector(self.memory)] if self.one else hand.memory(self.memory)
+        h = hand.cells["listen"].run(list(self.words) or [3], state, memory=memory)
+        hand.vectors.append(h)
+        hand.rows.append(h.steps)
+
+
+@dataclass(frozen=True)
+class Recalls:
+    """A loop of a greedy decoder that reads its own earlier steps."""
+
+    token: int
+    of: int
+    until: Until
+    max_steps: int
+
+    def __call__(self, hand: Hand) -> None:
+        init = (hand.token(self.token), hand.vector(self.of))
+        token, h = hand.cells["recall"].loop(init, until=self.until, max_steps=self.max_steps)
+        hand.tokens.append(token)
+        hand.vectors.append(h)
+        (hand.results if self.until is not None else hand.words).append(token.steps)
+        if self.until is None:
+            hand.rows.append(h.steps)
+
+
+@dataclass(frozen=True)
 class Grows:
     """A tree over a sequence. children: of each node, modulo what lies before it."""
 
@@ -346,7 +445,22 @@ class Chooses:
         (self.odd if hand.seen % 2 else self.even)(hand)
 
 
-Move = Reads | Speaks | Counts | Calls | Maps | Grows | Cuts | Returns | Forgets | Waits | Chooses
+Move = (
+    Reads
+    | Speaks
+    | Counts
+    | Calls
+    | Maps
+    | Looks
+    | Listens
+    | Recalls
+    | Grows
+    | Cuts
+    | Returns
+    | Forgets
+    | Waits
+    | Chooses
+)
 
 
 @dataclass(frozen=True)
@@ -398,8 +512,16 @@ class PlannedWaiting(Planned):
         return hand.results, hand.kept()
 
 
+MEMORIES: Final = {"look": "keys", "listen": "keys", "recall": bm.Memory("past", own=True, output=1, row=HIDDEN)}
+
+
 def cells_of(made: dict[str, nn.Module], max_batch: int) -> dict[str, bm.Cell]:
     return {
-        name: bm.Cell(module, max_batch=max_batch, host_outputs=(0,) if name in ("speak", "count") else ())
+        name: bm.Cell(
+            module,
+            max_batch=max_batch,
+            host_outputs=(0,) if name in ("speak", "count", "recall") else (),
+            memory=MEMORIES.get(name, ()),
+        )
         for name, module in made.items()
     }

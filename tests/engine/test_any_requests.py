@@ -24,6 +24,7 @@ from plain_cells import PlainCell, resolved, same
 from planned_requests import (
     CLOSE,
     HIDDEN,
+    MEMORIES,
     VOCABULARY,
     Above,
     Calls,
@@ -33,11 +34,14 @@ from planned_requests import (
     Forgets,
     Grows,
     Hand,
+    Listens,
+    Looks,
     Maps,
     Plan,
     Planned,
     PlannedWaiting,
     Reads,
+    Recalls,
     Returns,
     Speaks,
     Waits,
@@ -78,6 +82,9 @@ PLAIN_MOVE = st.one_of(
     st.builds(Counts, REF, st.none() | st.just(0) | UNTIL, STEPS, st.booleans()),
     st.builds(Calls, st.sampled_from(["mix", "say", "speak", "read", "widen", "guard", "shift"]), REF, REF),
     st.builds(Maps, REF),
+    st.builds(Looks, REF, REF, st.booleans()),
+    st.builds(Listens, st.lists(TOKEN, max_size=20).map(tuple), st.none() | REF, REF, st.booleans()),
+    st.builds(Recalls, REF, REF, UNTIL, st.integers(1, 8) | st.integers(1, 60)),
     st.builds(Grows, REF, CHILDREN),
     st.builds(Cuts, REF, REF),
     st.builds(Returns, KIND, REF),
@@ -172,12 +179,19 @@ class Alone:
     def __init__(self) -> None:
         made = copy.deepcopy(MODULES)
         self._gap, self._calls = float("inf"), 0
-        for name in ("speak", "say"):
+        for name in ("speak", "say", "recall"):
             made[name].out.register_forward_hook(self._note_gap)
         for module in made.values():
             module.register_forward_hook(self._count_call)
+        states = {"read": (HIDDEN, HIDDEN), "listen": (HIDDEN,), "recall": (HIDDEN,)}
         self._cells = {
-            name: PlainCell(module, (HIDDEN, HIDDEN) if name == "read" else ()) for name, module in made.items()
+            name: PlainCell(
+                module,
+                states.get(name, ()),
+                memory=1 if name in MEMORIES else None,
+                own=1 if name == "recall" else None,
+            )
+            for name, module in made.items()
         }
 
     def _note_gap(self, _module: nn.Module, _given: Any, scores: Tensor) -> None:

@@ -236,7 +236,7 @@ class Noisy(nn.Module):
         ({"deterministic": True, "device": "cuda"}, "not for 'cellular' on this device or executor"),
         ({"deterministic": True, "executor": NullExecutor()}, "on this device or executor"),
     ],
-    ids=str,
+    ids=["a number", "nothing", "a policy", "a device", "an executor"],
 )
 def test_where_it_cannot_hold_it_is_refused(options, message):
     with pytest.raises(OptionError, match=message):

@@ -149,7 +149,8 @@ def digest(commands: list[Any]) -> str:
                 part = getattr(value, field.name)
                 if field.name == "may_stop" and part is None:
                     part = np.zeros(value.num_steps, np.bool_)
-                if not (field.name == "base" and value.num_nodes == 0):  # where no node is means nothing
+                no_node = field.name == "base" and value.num_nodes == 0  # where no node is means nothing
+                if not (no_node or (field.name == "memories" and part is None)):
                     add(part)
         elif isinstance(value, tuple | list):
             found.update(f"({len(value)}".encode())

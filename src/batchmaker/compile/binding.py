@@ -20,6 +20,7 @@ from batchmaker.compile.forms import CPU, CellForms, PlainModule
 from batchmaker.compile.identity import CellIdentity, canonical
 from batchmaker.compile.loops import ChainLoop, chain_loop
 from batchmaker.compile.lower import Packer
+from batchmaker.compile.memories import MemoryModule, try_with_memories
 from batchmaker.compile.node_loop import NodeChoice, NodeLoop
 from batchmaker.compile.opaque import Opaque, proved_outputs
 from batchmaker.compile.programs import AnyProgram, ReadProgram, module_of, prove_values
@@ -73,6 +74,7 @@ def bind(
     planner: Planner | None = None,
     trial: TrialRows | None = None,
     deterministic: bool = False,
+    memories: tuple[int, ...] = (),
 ) -> BoundCell:
     """Check the module against its declared inputs, put it in eval mode and make it fast.
 
@@ -84,12 +86,15 @@ def bind(
     - trial: real values, and the sizes at which the cell will run.
     - deterministic: a row's bits depend on nothing else in its batch, with the present number of compute threads. There
       are no loops, nothing is hoisted, nothing is chosen by time. For the CPU. ModelError if this cannot be.
+    - memories: see CellType. The module takes them first; see `compile.memories`.
 
     Raises ModelError or ShapeError. A module that cannot be traced is not an error; `notes` says so. Torch's random
     numbers go on afterwards as if nothing had been drawn.
     """
     where, trial = f"cell {name!r}", trial or TrialRows()
     runnable = flat_module(module) if isinstance(module, nn.Module) else module_of(module)
+    if memories:
+        return _bound_with_memories(module, runnable, inputs, memories, trial, name, device)
     batches = [trial.batch(inputs, num_rows) for num_rows in trial.sizes()]
     if isinstance(module, ReadProgram):
         outputs = prove_values(module, where, [trial.batch(inputs, num_rows) for num_rows in (2, 3)])
@@ -124,6 +129,35 @@ def bind(
         )
     bound = BoundCell(name, known, outputs, identity, (*done, *tried.notes), forms)
     return bound if num_sequence_inputs is None else bound.split(num_sequence_inputs)
+
+
+def _bound_with_memories(
+    module: nn.Module | AnyProgram,
+    runnable: nn.Module,
+    inputs: tuple[ValueSpec, ...],
+    memories: tuple[int, ...],
+    trial: TrialRows,
+    name: str,
+    device: torch.device,
+) -> BoundCell:
+    """As `bind`, for a cell with memories. It runs as it is."""
+    where = f"cell {name!r}"
+    if device != CPU:
+        raise ModelError(f"{where}: it reads a memory, which runs on the CPU only; this engine runs on {device}")
+    outputs, tried = try_with_memories(runnable, inputs, memories, trial, where)
+    identity = CellIdentity(f"memories {memories}{_places_in(runnable)}", (inputs, outputs), module=_read_by(runnable))
+    plain = PlainModule(runnable, where, outputs, device, tried, num_own=2 * len(memories))
+    notes = ("runs as it is: it reads a memory", *tried.notes)
+    return BoundCell(name, inputs, outputs, identity, notes, CellForms(plain, None), len(memories))
+
+
+def _places_in(module: nn.Module) -> str:
+    return str(module.places) if isinstance(module, MemoryModule) else ""
+
+
+def _read_by(module: nn.Module) -> nn.Module:
+    """Return the user's module, of which each cell makes a MemoryModule of its own."""
+    return module.module if isinstance(module, MemoryModule) else module
 
 
 def _forms_of(
@@ -201,7 +235,8 @@ class BoundCell:
 
     inputs, outputs: row specs; an integer input that indexes an embedding carries its num_tokens. hoisted: row specs of
     the results of `hoist`. ends_by_function: whether loops are known that a compiled call for greedy decoders cannot
-    end, so that `warm_up` prepares the other one, too.
+    end, so that `warm_up` prepares the other one, too. num_memories: how many of the first inputs are memories, whose
+    rows these are; `call` takes them as rows and numbers (see `compile.memories`), and the cell has no other form.
 
     All calls take and return batches [n, *shape] on the cell's device. They never modify their arguments; an output may
     be an input that is passed through. The weights are those at binding: later changes of the module have no effect.
@@ -209,7 +244,7 @@ class BoundCell:
 
     __slots__ = (
         "_chain_loop", "_forms", "_node_loop", "_notes", "_split", "_splits", "_state_loop", "ends_by_function",
-        "hoisted", "identity", "inputs", "name", "num_sequence_inputs", "outputs",
+        "hoisted", "identity", "inputs", "name", "num_memories", "num_sequence_inputs", "outputs",
     )  # fmt: skip
 
     def __init__(
@@ -220,7 +255,9 @@ class BoundCell:
         identity: CellIdentity,
         notes: tuple[str, ...],
         forms: CellForms,
+        num_memories: int = 0,
     ) -> None:
+        self.num_memories = num_memories
         self.name = name
         self.inputs = inputs
         self.outputs = outputs
@@ -264,7 +301,10 @@ class BoundCell:
         if num_sequence_inputs not in self._splits:
             self._check_state(num_sequence_inputs)
             split, notes = self._forms.split(self.inputs, num_sequence_inputs)
-            made = BoundCell(self.name, self.inputs, self.outputs, self.identity, (*self._notes, *notes), self._forms)
+            made = BoundCell(
+                self.name, self.inputs, self.outputs, self.identity, (*self._notes, *notes), self._forms,
+                self.num_memories,
+            )  # fmt: skip
             made.num_sequence_inputs, made._split, made.hoisted = num_sequence_inputs, split, split.hoisted
             given, state = self.inputs[:num_sequence_inputs], self.inputs[num_sequence_inputs:]
             made._chain_loop = chain_loop(split.looped, split.hoist, split.step, given, split.hoisted, state)
@@ -366,6 +406,10 @@ class BoundCell:
 
         batch_sizes: for `step`, or for `call` if the cell is not split. hoist_sizes: for `hoist`.
         """
+        if self.num_memories:
+            for size in batch_sizes:
+                self.call(self.example(size))
+            return
         split, count = self._split, self.num_sequence_inputs
         hoisted = () if split is None else split.hoist(*self.example(1)[:count])
         for size in batch_sizes:

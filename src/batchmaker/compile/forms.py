@@ -39,13 +39,16 @@ def _copy_on(module: nn.Module, device: torch.device) -> nn.Module:
 class PlainModule:
     """The module itself, as a program on a device.
 
-    outputs: rows that it must return. tried: what it gave for the rows of its trial.
+    outputs: rows that it must return. tried: what it gave for the rows of its trial. num_own: the first inputs are
+    made for one call alone, so the module may write into them.
     """
 
     def __init__(
-        self, module: nn.Module, where: str, outputs: tuple[ValueSpec, ...], device: torch.device, tried: Tried
-    ) -> None:
+        self, module: nn.Module, where: str, outputs: tuple[ValueSpec, ...], device: torch.device, tried: Tried,
+        num_own: int = 0,
+    ) -> None:  # fmt: skip
         self.module, self.where, self.device, self.tried = module, where, device, tried
+        self._num_own = num_own
         self._outputs = outputs
         self._copy: nn.Module | None = None
 
@@ -56,7 +59,8 @@ class PlainModule:
         """
         if self._copy is None:
             self._copy = _copy_on(self.module, self.device)
-        given = inputs if isinstance(self.module, Opaque) else tuple([value.clone() for value in inputs])
+        own = len(inputs) if isinstance(self.module, Opaque) else self._num_own
+        given = (*inputs[:own], *[value.clone() for value in inputs[own:]])
         with torch.no_grad():
             made = flat_outputs(self._copy(*given), self.where)
         for index, (output, spec) in enumerate(zip(made, self._outputs, strict=True)):

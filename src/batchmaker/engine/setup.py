@@ -383,6 +383,7 @@ def make_driver(
     if isinstance(before, CellDriver):
         executor = before.executor.anew()
     elif device != "cpu":
+        _check_memories(catalogue, device)
         from batchmaker.executor.cuda.executor import CudaExecutor  # many modules, needed on GPUs only
         from batchmaker.executor.cuda.open import open_devices
 
@@ -428,6 +429,14 @@ def _grown(executor: Executor, command: Reserve) -> bool:
         _LOG.warning("tables cannot grow to %d rows: %s", command.num_rows, said_by(error))
         return False
     return True
+
+
+def _check_memories(catalogue: Catalogue, device: str) -> None:
+    """Raise OptionError if a cell of a model reads a memory, which only the CPU's executor gathers."""
+    for served in catalogue:
+        for name, cell in served.model.cells.items():
+            if cell.memories:
+                raise OptionError(f"cell {name!r} reads a memory, which runs on the CPU only; got device={device!r}")
 
 
 def _check_whole_requests(model: Model, policy: GraphPolicy) -> None:

@@ -104,6 +104,10 @@ class StateTables:
         taken: NDArray[Any] = self._tables[table].array.take(rows, 0)
         return taken
 
+    def take_into(self, table: TableId, rows: Rows, values: NDArray[Any]) -> None:
+        """Copy these rows [...] to values [..., *shape], in one pass."""
+        self._tables[table].array.take(rows, 0, out=values, mode="clip")
+
     def gather(self, sources: tuple[RowSource, ...], count: int, padded: int, spec: ValueSpec) -> Tensor:
         """Return one input of a batch as [padded, *shape]. Rows from `count` on are arbitrary but valid.
 

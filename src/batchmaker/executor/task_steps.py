@@ -19,10 +19,12 @@ from batchmaker.compile.export import example_rows
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import LoopTests, RunCounts, StepsResult
 from batchmaker.executor.by_table import by_table
+from batchmaker.executor.memories import MemoryReader
 from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.executor.task_loop import MAX_HOISTED_ROWS, hoisted_rows, run_in_loop
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.scheduler.commands import ZERO_TABLE, Rows, RowSource, RunTask, TableId, TaskLanes, within
+from batchmaker.scheduler.events import WorkerId
 
 Outputs = tuple[Tensor, ...]
 Failures = list[tuple[int, str]]
@@ -45,6 +47,7 @@ class TaskRunner:
         self._types = types
         self._cells = cells
         self._tables = tables
+        self._memories: dict[tuple[TypeId, WorkerId], MemoryReader] = {}
         self.in_loops = True
         self.counts: defaultdict[TypeId, RunCounts] = defaultdict(RunCounts)
 
@@ -54,7 +57,13 @@ class TaskRunner:
         if not self.in_loops and tests is not None and task.lanes is not None and not tests.is_constant.all():
             cell.split(len(cell.inputs) - len(task.lanes.tables)).ends_by_function = True
         counts = self.counts[task.type_id] if self.in_loops else RunCounts()
-        return RunningTask(task, cell_type, cell, self._tables, tests, self.in_loops, counts)
+        memories, key = None, (task.type_id, task.worker)
+        if task.memories is not None:
+            memories = self._memories.get(key)
+            if memories is None:
+                specs = cell.inputs[: cell.num_memories]
+                memories = self._memories[key] = MemoryReader(specs, self._tables)
+        return RunningTask(task, cell_type, cell, self._tables, tests, self.in_loops, counts, memories)
 
 
 @final
@@ -62,8 +71,8 @@ class RunningTask:
     """A task while it is computed. num_finished: how many of its steps have run."""
 
     __slots__ = (
-        "_bad", "_cell", "_counts", "_ends", "_fetched", "_hoisted", "_in_loop", "_name", "_sizes", "_skipped",
-        "_stopped", "_tables", "_task", "_tests", "num_finished",
+        "_bad", "_cell", "_counts", "_ends", "_fetched", "_hoisted", "_in_loop", "_memories", "_name", "_sizes",
+        "_skipped", "_stopped", "_tables", "_task", "_tests", "num_finished",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +84,7 @@ class RunningTask:
         tests: LoopTests | None,
         in_loop: bool,
         counts: RunCounts,
+        memories: MemoryReader | None = None,
     ) -> None:
         self._task = task
         self._sizes = cell_type.batch_sizes
@@ -88,6 +98,7 @@ class RunningTask:
         self._stopped: NDArray[np.bool_] = _NO_FLAGS
         self._ends: list[int] = []
         self._hoisted: Outputs | None = None
+        self._memories = memories
         self._bad: dict[int, str] = {}
         self._fetched: list[list[Tensor]] = [[] for _ in task.fetches]
         self.num_finished = 0
@@ -96,7 +107,8 @@ class RunningTask:
         """Run steps for about REPORT_S, at least one, and return their result."""
         task, first = self._task, self.num_finished
         began = time.perf_counter()
-        looped = run_in_loop(task, self._cell, self._tables, self._tests) if first == 0 and self._in_loop else None
+        in_loop = first == 0 and self._in_loop and self._memories is None
+        looped = run_in_loop(task, self._cell, self._tables, self._tests) if in_loop else None
         if looped is not None:
             self.num_finished = end = looped.num_steps
             self._counts.in_loop += end
@@ -179,13 +191,8 @@ class RunningTask:
     # --- single nodes ------------------------------------------------------------------------------------------
 
     def _run_nodes(self, begin: int, end: int, padded: int, failed: Failures) -> Outputs:
-        cell, task = self._cell, self._task
-        inputs = tuple(
-            [
-                self._gather(task.source_tables[port, begin:end], task.source_rows[port, begin:end], padded, spec)
-                for port, spec in enumerate(cell.inputs)
-            ]
-        )
+        cell = self._cell
+        inputs = self._inputs(slice(begin, end), padded, len(cell.inputs), stay=False)
         try:
             return cell.call(inputs)
         except RAISED_BY_USERS:  # a cell may raise anything; find the rows at fault
@@ -193,6 +200,20 @@ class RunningTask:
             outputs = _row_by_row(cell.name, cell.outputs, end - begin, inputs, lambda *row: cell.call(row), found)
             failed.extend((begin + position, reason) for position, reason in found)
             return outputs
+
+    def _inputs(self, positions: slice | Rows, padded: int, num_inputs: int, *, stay: bool) -> Outputs:
+        """Return the first inputs of the cell for these positions of the task, memories as rows and numbers.
+
+        stay: see MemoryReader.read.
+        """
+        task, cell = self._task, self._cell
+        memories: Outputs = ()
+        if self._memories is not None and task.memories is not None:
+            memories = self._memories.read(task, task.memories, positions, padded, stay=stay)
+        return (*memories, *[
+            self._gather(task.source_tables[port, positions], task.source_rows[port, positions], padded, spec)
+            for port, spec in enumerate(cell.inputs[cell.num_memories : num_inputs], start=cell.num_memories)
+        ])  # fmt: skip
 
     def _gather(self, tables: Rows, rows: Rows, padded: int, spec: ValueSpec) -> Tensor:
         """Return one input of a batch as [padded, *shape]. Rows after the given ones are arbitrary but valid."""
@@ -244,15 +265,27 @@ class RunningTask:
     def _run_chains(
         self, number: int, lanes: TaskLanes, begin: int, end: int, ran: Rows | None, failed: Failures
     ) -> Outputs:
-        """Run a step of chains. ran: the rows of the step that run, in their order; None for all."""
+        """Run a step of chains. ran: the rows of the step that run, in their order; None for all.
+
+        Of a cell with memories nothing is hoisted.
+        """
         num_state = len(lanes.tables)
         cell = self._cell.split(len(self._cell.inputs) - num_state)
         batch = end - begin if ran is None else len(ran)
         padded = self._sizes[bisect_left(self._sizes, batch)]
-        hoisted = tuple([_chosen(rows, begin, padded, ran) for rows in self._hoist(cell, len(cell.inputs) - num_state)])
+        num_sequence, moves = len(cell.inputs) - num_state, within(lanes.move_at, begin, end)
+        if self._memories is None:
+            hoisted = tuple([_chosen(rows, begin, padded, ran) for rows in self._hoist(cell, num_sequence)])
+        else:
+            running = slice(begin, end) if ran is None else begin + ran
+            hoisted = self._inputs(running, padded, num_sequence, stay=moves.stop == moves.start)
+        size = len(hoisted)
+
+        def step(*given: Tensor) -> Outputs:
+            return cell.call(given) if self._memories is not None else cell.step(given[:size], given[size:])
+
         if self._bad:
             failed.extend((position, self._bad[position]) for position in range(begin, end) if position in self._bad)
-        moves = within(lanes.move_at, begin, end)
         if moves.stop > moves.start:
             self._bring(lanes, moves)
         tables = self._tables
@@ -264,17 +297,10 @@ class RunningTask:
         else:
             state = tuple([tables.copy(table, rows, padded) for table in lanes.tables])
         try:
-            outputs = cell.step(hoisted, state)
+            outputs = step(*hoisted, *state)
         except RAISED_BY_USERS:  # a cell may raise anything; find the rows at fault
-            size, found = len(hoisted), Failures()
-            outputs = _row_by_row(
-                cell.name,
-                cell.outputs,
-                batch,
-                (*hoisted, *state),
-                lambda *row: cell.step(row[:size], row[size:]),
-                found,
-            )
+            found = Failures()
+            outputs = _row_by_row(cell.name, cell.outputs, batch, (*hoisted, *state), step, found)
             places = range(batch) if ran is None else ran.tolist()
             failed.extend((begin + places[position], reason) for position, reason in found)
         first = len(outputs) - num_state
@@ -311,7 +337,7 @@ class RunningTask:
         kept = []
         for values in outputs:
             array = as_array(values)
-            if len(positions) < batch:
+            if len(positions) != batch:
                 array = array.take(positions, 0)
             else:
                 handed_through = any(self._tables.holds(table, values) for table in tables)
@@ -332,7 +358,7 @@ def _among(positions: Rows, ran: Rows | None) -> tuple[Rows | slice, Rows]:
     if ran is None:
         return slice(None), positions
     rows = np.searchsorted(ran, positions)
-    found = np.flatnonzero(np.isin(positions, ran, assume_unique=True))
+    found = np.flatnonzero(np.isin(positions, ran))
     return found, rows[found]
 
 

@@ -11,7 +11,7 @@ from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.cell_graph import HostInput, NodeBlock
 from batchmaker.graph.spec import CellType, ValueSpec
-from batchmaker.graph.values import Hold, HostValues, NodeArray, Output, Value
+from batchmaker.graph.values import Hold, HostValues, NodeArray, Output, Value, ValueSequence
 
 
 class DataLayout(Protocol):
@@ -37,6 +37,8 @@ class Recording(Protocol):
 
     def check(self, cell: CellType, port: int, argument: Any) -> None: ...
 
+    def remember(self, cell: CellType, first: int, count: int, given: Sequence[ValueSequence]) -> None: ...
+
     def hold(self, first: int, count: int) -> Hold | None: ...
 
     def too_many(self, cell: CellType) -> Exception: ...
@@ -55,19 +57,24 @@ class Calls:
     layout keeps unchanged. The data itself is checked when it is laid out.
     """
 
-    __slots__ = ("_accepted", "_layout", "_nodes", "_outputs", "_recorder", "_rows", "cell")
+    __slots__ = ("_accepted", "_first", "_layout", "_nodes", "_outputs", "_recorder", "_rows", "cell")
 
     def __init__(self, cell: CellType, recorder: Recording, layout: DataLayout) -> None:
         self.cell = cell
         self._recorder = recorder
         self._layout = layout
         self._outputs = recorder.outputs_of(cell)
-        self._accepted = tuple([recorder.accepted_as(spec) for spec in cell.inputs])
+        self._first = len(cell.memories)
+        self._accepted = tuple([recorder.accepted_as(spec) for spec in cell.inputs[self._first :]])
         self._nodes: list[int] = []
         self._rows: list[Sequence[Any]] = []
 
-    def add(self, arguments: Sequence[Any]) -> tuple[Value, ...]:
-        """Add one node and return its outputs. arguments: values of this request, or data for the layout."""
+    def add(self, arguments: Sequence[Any], memories: Sequence[ValueSequence] = ()) -> tuple[Value, ...]:
+        """Add one node and return its outputs.
+
+        arguments: values of this request, or data for the layout, for the inputs after the memories. memories: see
+        `Recorder.remember`.
+        """
         if len(arguments) != len(self._accepted):
             raise InvalidRequestError(
                 f"cell {self.cell.name!r} takes {len(self._accepted)} inputs, got {len(arguments)}"
@@ -80,6 +87,8 @@ class Calls:
         node = recorder.num_nodes
         if node >= recorder.max_nodes:
             raise recorder.too_many(self.cell)
+        if self._first:
+            recorder.remember(self.cell, node, 1, memories)
         recorder.num_nodes = node + 1
         self._nodes.append(node)
         self._rows.append(arguments)
@@ -89,14 +98,14 @@ class Calls:
     def _checked(self, arguments: Sequence[Any]) -> list[Any]:
         """Return the arguments as they are kept. Raises for a value that does not fit or belongs to another request."""
         kept = list(arguments)
-        for port, argument in enumerate(arguments):
+        for place, argument in enumerate(arguments):
             if type(argument) is Value:
-                self._recorder.check(self.cell, port, argument)
-                self._accepted[port].add(argument.of)
-            elif type(argument) not in self._accepted[port]:
-                kept[port] = self._layout.kept(argument, port)
-                if kept[port] is argument:
-                    self._accepted[port].add(type(argument))
+                self._recorder.check(self.cell, self._first + place, argument)
+                self._accepted[place].add(argument.of)
+            elif type(argument) not in self._accepted[place]:
+                kept[place] = self._layout.kept(argument, self._first + place)
+                if kept[place] is argument:
+                    self._accepted[place].add(type(argument))
         return kept
 
     @property
@@ -105,8 +114,10 @@ class Calls:
         return bool(self._nodes)
 
     def as_numbers(self) -> CallNumbers | None:
-        """Return the waiting calls, if no argument of theirs is data."""
-        rows = []
+        """Return the waiting calls, if no argument of theirs is data or a memory."""
+        rows: list[tuple[tuple[int, int], ...]] = []
+        if self._first:
+            return None
         for arguments in self._rows:
             for argument in arguments:
                 if type(argument) is not Value:
@@ -128,7 +139,7 @@ class Calls:
         places = nodes - block.first
         block.types[places] = self.cell.type_id
         given: list[HostInput] = []
-        for port, column in enumerate(zip(*rows, strict=True)):
+        for port, column in enumerate(zip(*rows, strict=True), start=self._first):
             data = (
                 [] if set(map(type, column)) == {Value} else [i for i, a in enumerate(column) if type(a) is not Value]
             )

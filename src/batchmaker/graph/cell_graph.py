@@ -49,7 +49,8 @@ class Run:
     """A chain of nodes of one type as one entry: `length` steps from node `first` on.
 
     sequences: for each sequence input, None (it came with the request) or (source nodes [length], output). init: for
-    each state input (source, output); source may be HOST or ZERO. open_ended: the run may stop before `length`, at a
+    each state input (source, output); source may be HOST or ZERO. The memories of the cell are sequence inputs that are
+    None here: they are in the graph's `memories`. open_ended: the run may stop before `length`, at a
     value that the driver sees.
     """
 
@@ -64,6 +65,31 @@ class Run:
     def last(self) -> int:
         """The node at which consumers find the run's final outputs."""
         return self.first + self.length - 1
+
+
+@dataclass(slots=True)
+class MemoryRead:
+    """Nodes that read a memory: values of other nodes, in order, as one input.
+
+    port: the input. first, count: the consecutive nodes that read it: single nodes, or the steps of a run. source,
+    step, length, output: it is this output of `length` nodes, from `source` on, each `step` after the one before. own:
+    these are the steps of the run itself, and each step reads those before it.
+    """
+
+    port: int
+    first: int
+    count: int
+    source: int
+    step: int
+    length: int
+    output: int
+    is_run: bool = False
+    own: bool = False
+
+    @property
+    def sources(self) -> NodeArray:
+        """The nodes whose values it is, in order: [length]."""
+        return self.source + self.step * np.arange(self.length)
 
 
 @dataclass(slots=True)
@@ -117,6 +143,7 @@ class CellGraph:
       are inside this range; sources may be before it.
     - plain: edges between nodes of one type exist only inside blocks that are marked connected. Then subgraphs follow
       without a look at the edges.
+    - memories: what is read as sequences; empty in most graphs.
     - known_work, known_fetches_earlier: caches of `work_of` and `fetches_earlier`.
     - kept: nodes whose outputs the request's sequence keeps after the answer, if known here; each once.
     - shared: many requests have this same object. It never changes, and does not contain their data.
@@ -138,6 +165,7 @@ class CellGraph:
     region: Any = None
     held: tuple[int, ...] = ()
     keeps: tuple[int, ...] = ()
+    memories: list[MemoryRead] = field(default_factory=list)
 
     @property
     def parts(self) -> list[NodeBlock | Run]:
@@ -153,6 +181,27 @@ class CellGraph:
         if self.known_fetches_earlier is None:
             self.known_fetches_earlier = any((fetch.nodes < self.first).any() for fetch in self.fetches)
         return self.known_fetches_earlier
+
+    def memory_edges(self) -> tuple[NodeArray, NodeArray]:
+        """Return the nodes that each node of the graph waits for because of its memories.
+
+        Those of node `first + i` are sources[starts[i] : starts[i + 1]]; a run waits at its first step. starts:
+        [num_nodes + 1]. The sources may be before this graph.
+        """
+        starts = np.zeros(self.num_nodes + 1, np.int64)
+        if not self.memories:
+            return starts, starts[:0]
+        readers, sources = [], []
+        for read in self.memories:
+            if not read.own:
+                count = 1 if read.is_run else read.count
+                readers.append(np.repeat(np.arange(read.first, read.first + count), read.length))
+                sources.append(np.tile(read.sources, count))
+        if not readers:
+            return starts, starts[:0]
+        of = np.concatenate(readers) - self.first
+        np.cumsum(np.bincount(of, minlength=self.num_nodes), out=starts[1:])
+        return starts, np.concatenate(sources)[np.argsort(of, kind="stable")]
 
     @property
     def num_work_units(self) -> int:

@@ -96,6 +96,14 @@ def unrolled(graph: CellGraph, num_types: int) -> MiniBatch:
             _unroll_run(part, graph.first, types, sources)
         else:
             _unroll_block(part, graph.first, types, sources)
+    starts, read = graph.memory_edges()
+    for node in range(graph.num_nodes):
+        memories = read[starts[node] : starts[node + 1]] - graph.first
+        sources[node] += memories[memories >= 0].tolist()
+    for memory in graph.memories:
+        if memory.own:
+            for node in range(memory.first + 1 - graph.first, memory.first + memory.count - graph.first):
+                sources[node].append(node - 1)
     return mini_batch(types, sources, num_types)
 
 

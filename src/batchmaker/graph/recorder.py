@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError
 from batchmaker.graph.argument_errors import common_length, foreign, misfit, never_computed
 from batchmaker.graph.calls import LAID_OUT, CallNumbers, Calls, DataLayout, host_input
-from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, NodeBlock, Run
+from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, MemoryRead, NodeBlock, Run
 from batchmaker.graph.constants import ascending, from_host, nodes_of, of_type
-from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+from batchmaker.graph.spec import GIVEN, CellType, TypeId, ValueSpec
 from batchmaker.graph.trees import (
     Places,
     SequenceArgument,
@@ -76,23 +76,31 @@ class Recorder:
         self._calls.append(calls)
         return calls
 
-    def node(self, cell: CellType, arguments: Sequence[Argument]) -> tuple[Value, ...]:
-        """Add one node whose data is already laid out, and return its outputs."""
-        for port, argument in enumerate(arguments[: len(cell.inputs)]):
+    def node(
+        self, cell: CellType, arguments: Sequence[Argument], memories: Sequence[ValueSequence] = ()
+    ) -> tuple[Value, ...]:
+        """Add one node whose data is already laid out, and return its outputs. memories: see `remember`."""
+        for port, argument in enumerate(arguments[: len(cell.inputs)], start=len(cell.memories)):
             if isinstance(argument, HostValues):
                 self.check(cell, port, argument)
         calls = self._of_laid_out.get(cell.type_id)
         if calls is None:
             calls = self._of_laid_out[cell.type_id] = self.calls(cell, LAID_OUT)
-        return calls.add(arguments)
+        return calls.add(arguments, memories)
 
-    def map(self, cell: CellType, arguments: Sequence[SequenceArgument]) -> tuple[ValueSequence, ...]:
-        """Add one node per element, without edges between them, and return the outputs as sequences."""
+    def map(
+        self, cell: CellType, arguments: Sequence[SequenceArgument], memories: Sequence[ValueSequence] = ()
+    ) -> tuple[ValueSequence, ...]:
+        """Add one node per element, without edges between them, and return the outputs as sequences.
+
+        memories: see `remember`; every node reads all of them.
+        """
         count = common_length(cell, arguments)
         first = self._claim(count, cell)
         sources, outputs = self._read(first, cell, count, arguments)
         block = NodeBlock(first, of_type(cell.type_id, count), sources, outputs)
         self._add_block(block, {cell.type_id}, plain=True)
+        self.remember(cell, first, count, memories)
         return self._sequences(block, cell)
 
     def tree(
@@ -140,25 +148,29 @@ class Recorder:
         *,
         max_steps: int | None = None,
         open_ended: bool = False,
+        memories: Sequence[ValueSequence] = (),
     ) -> tuple[Value, ...]:
         """Add a chain as one entry and return its final outputs, each with `.steps`.
 
-        init: the initial state. It starts from zeros if it is None, and so does each part that is None.
+        init: the initial state. It starts from zeros if it is None, and so does each part that is None. memories: see
+        `remember`; every step reads all of them.
         """
         length = common_length(cell, sequences) if sequences else max_steps
         if length is None or length < 1:
             raise InvalidRequestError(f"cell {cell.name!r}: a loop needs max_steps >= 1, got {max_steps}")
-        num_state = len(cell.inputs) - len(sequences)
+        num_memories = len(cell.memories)
+        num_state = len(cell.inputs) - num_memories - len(sequences)
         if num_state < 0 or num_state > len(cell.outputs):
             raise InvalidRequestError(
-                f"cell {cell.name!r}: {len(sequences)} sequences given, but the cell has {len(cell.inputs)} inputs "
+                f"cell {cell.name!r}: {len(sequences)} sequences given, but the cell has "
+                f"{len(cell.inputs) - num_memories} inputs "
                 f"and {len(cell.outputs)} outputs; the inputs after the sequences are the state"
             )
         if init is not None and len(init) != num_state:
             raise InvalidRequestError(f"cell {cell.name!r}: init has {len(init)} values, the state has {num_state}")
         first = self._claim(length, cell)
-        columns: list[tuple[NodeArray, int] | None] = []
-        for port, sequence in enumerate(sequences):
+        columns: list[tuple[NodeArray, int] | None] = [None] * num_memories
+        for port, sequence in enumerate(sequences, start=num_memories):
             self.check(cell, port, sequence)
             if isinstance(sequence, HostValues):
                 self._graph.host_inputs.append(host_input(cell, port, first, sequence))
@@ -167,6 +179,7 @@ class Recorder:
                 columns.append((sequence.nodes, sequence.output))
         start = self._initial(cell, first, init or (None,) * num_state)
         self._graph.runs.append(Run(cell.type_id, first, length, tuple(columns), tuple(start), open_ended))
+        self.remember(cell, first, length, memories, is_run=True)
         holds, chain = self.hold(first, length), Chain(first, open_ended)
         return tuple([Value(first + length - 1, of, holds, chain) for of in self.outputs_of(cell)])
 
@@ -244,6 +257,32 @@ class Recorder:
         if not isinstance(of, HostValues) and of.origin is not self:
             raise foreign(f"cell {cell.name!r}, input {port}")
 
+    def remember(
+        self, cell: CellType, first: int, count: int, given: Sequence[ValueSequence], *, is_run: bool = False
+    ) -> None:
+        """Note the memories of consecutive nodes of one cell: single nodes, or the steps of a run.
+
+        given: a sequence for each memory that is not the run's own, whose nodes are of one call, none of them kept from
+        an earlier request, and equally far from each other. ModelError if a memory is the own one outside a run.
+        """
+        sequences = iter(given)
+        for port, output in enumerate(cell.memories):
+            if output != GIVEN:
+                if not is_run:
+                    raise ModelError(
+                        f"cell {cell.name!r}: memory {port} is its own earlier steps, which only `run` and `loop` have"
+                    )
+                self._graph.memories.append(
+                    MemoryRead(port, first, count, first, 1, count, output, is_run=True, own=True)
+                )
+                continue
+            sequence = next(sequences)
+            self.check(cell, port, sequence)
+            numbers = sequence.numbers
+            assert type(numbers) is range
+            read = (numbers.start, numbers.step, len(numbers)) if len(numbers) else (first, 1, 0)
+            self._graph.memories.append(MemoryRead(port, first, count, *read, sequence.output, is_run))
+
     def hold(self, first: int, count: int) -> Hold | None:
         """Return the object shared by all handles to the outputs of these nodes, if dropped handles are recorded."""
         if not self.holds_values:
@@ -291,7 +330,7 @@ class Recorder:
         graph, count = self._graph, self.num_nodes - self._graph.first
         if not (self.holds_values and graph.first and max(count, len(self._asked)) <= MOST_ALIKE):
             return None
-        if graph.blocks or graph.runs or graph.host_inputs or graph.fetches or graph.kept is not None:
+        if graph.blocks or graph.runs or graph.host_inputs or graph.fetches or graph.kept is not None or graph.memories:
             return None
         called = []
         for calls in self._calls if count else ():
@@ -337,7 +376,7 @@ class Recorder:
     ) -> tuple[NodeArray, NDArray[np.int16]]:
         """Return read-only sources and outputs of `count` nodes whose inputs are the elements of the arguments."""
         values = []
-        for port, argument in enumerate(arguments):
+        for port, argument in enumerate(arguments, start=len(cell.memories)):
             self.check(cell, port, argument)
             if isinstance(argument, HostValues):
                 self._graph.host_inputs.append(HostInput(cell.type_id, port, first, argument.count, argument.values))

@@ -10,6 +10,9 @@ from batchmaker.errors import ModelError
 MAX_OUTPUTS: Final = 62
 """The limit of outputs of one cell: the set of fetched outputs is stored as bits of one number."""
 
+GIVEN: Final = -1
+"""A memory that the unfold function gives: a sequence of values. See CellType."""
+
 TypeId = NewType("TypeId", int)
 """Number of a cell type inside one model, 0, 1, 2, ..., in order of first use."""
 
@@ -55,6 +58,8 @@ class CellType:
     batch_sizes: sizes at which the cell may run, ascending; the executor pads a batch in between. priority: larger runs
     first among types that satisfy the same criterion of Algorithm 1. host_outputs: indices of the outputs that travel
     to the host after every step. form_of: the type of the same cell in chains with another number of inputs per step.
+    memories: the first len(memories) inputs are memories, sequences of any number of rows of that spec; of each, GIVEN,
+    or the output whose earlier steps it is in a run.
     """
 
     type_id: TypeId
@@ -65,6 +70,7 @@ class CellType:
     priority: int = 0
     host_outputs: tuple[int, ...] = ()
     form_of: TypeId | None = None
+    memories: tuple[int, ...] = ()
 
     def in_form(self, type_id: TypeId, num_sequence_inputs: int) -> CellType:
         """Return the type of the same cell in chains with so many inputs per step. They run apart from the others."""

@@ -84,16 +84,17 @@ def _union_edges(graph: CellGraph, types: Types, root: Roots) -> None:
 def _levels(graph: CellGraph, types: Types) -> Roots:
     """Level of each node; types: per node, -1 in runs. All steps of a run have the level of the run."""
     level = np.zeros(graph.num_nodes, np.int32)
+    starts, read = graph.memory_edges()
     for part in graph.parts:
         first = part.first - graph.first
         if isinstance(part, Run):
             columns = [column[0] for column in part.sequences if column is not None]
             init = np.array([source for source, _ in part.init], np.int64)
-            sources = np.concatenate([*columns, init]) - graph.first
+            sources = np.concatenate([*columns, init, read[starts[first] : starts[first + 1]]]) - graph.first
             sources = sources[sources >= 0]
             level[first : first + part.length] = level[sources].max() + 1 if len(sources) else 0
         else:
-            _raise_levels(first, graph.first, part.sources, types, level)
+            _raise_levels(first, graph.first, part.sources, types, starts, read, level)
     return level
 
 
@@ -113,14 +114,23 @@ def _joins_alike(first: int, shift: int, sources: NodeArray, types: Types) -> bo
 
 
 @compiled
-def _raise_levels(first: int, shift: int, sources: NodeArray, types: Types, level: Roots) -> None:
-    """Write the levels of a block's nodes. level: by node of the graph; the rest is as for `_joins_alike`."""
+def _raise_levels(
+    first: int, shift: int, sources: NodeArray, types: Types, starts: NodeArray, read: NodeArray, level: Roots
+) -> None:
+    """Write the levels of a block's nodes. A node is never joined with one of its memories.
+
+    level: by node of the graph. starts, read: see CellGraph.memory_edges. The rest is as for `_joins_alike`.
+    """
     for i in range(sources.shape[1]):
         highest = 0
         for k in range(sources.shape[0]):
             source = sources[k, i] - shift
             if source >= 0:
                 highest = max(highest, level[source] + (types[source] != types[first + i]))
+        for k in range(starts[first + i], starts[first + i + 1]):
+            source = read[k] - shift
+            if source >= 0:
+                highest = max(highest, level[source] + 1)
         level[first + i] = highest
 
 

@@ -41,14 +41,15 @@ def _count(graph: CellGraph) -> Work:
     low = min(low, high + 1)
     depth = np.zeros((graph.num_nodes, high + 1 - low), np.int64)
     found = np.zeros((2, high + 1 - low), np.int64)  # nodes, and the longest path
+    starts, read = graph.memory_edges()
     for part in graph.parts:
         at = part.first - graph.first
         if isinstance(part, Run):
-            _add_run(part, at, graph.first, low, depth)
+            _add_run(part, at, graph.first, low, depth, read[starts[at] : starts[at + 1]])
             found[0, part.type_id - low] += part.length
             found[1] = np.maximum(found[1], depth[at + part.length - 1])
         else:
-            _add_block(part.types, int64s(part.sources), at, graph.first, low, depth, found)
+            _add_block(part.types, int64s(part.sources), at, graph.first, low, depth, found, starts, read)
     types = found[0].nonzero()[0]
     return Work(types + low, *found[:, types])
 
@@ -61,11 +62,14 @@ def _stretch(types: NDArray[np.int16], low: int, high: int) -> tuple[int, int]:
     return low, high
 
 
-def _add_run(run: Run, at: int, first: int, low: int, depth: NDArray[np.int64]) -> None:
-    """Write the rows of a run's steps, which all wait for what feeds any of them; see `_add_block`."""
+def _add_run(run: Run, at: int, first: int, low: int, depth: NDArray[np.int64], read: NDArray[np.int64]) -> None:
+    """Write the rows of a run's steps, which all wait for what feeds any of them; see `_add_block`.
+
+    read: the nodes of its memories.
+    """
     init = [source - first for source, _ in run.init if source >= first]
     sequences = [nodes[0] - first for nodes in run.sequences if nodes is not None]
-    fed = np.concatenate([np.array(init, np.int64), *sequences])
+    fed = np.concatenate([np.array(init, np.int64), *sequences, read - first])
     fed = fed[fed >= 0]
     depth[at : at + run.length] = depth[fed].max(axis=0) if len(fed) else 0
     depth[at : at + run.length, run.type_id - low] += np.arange(1, run.length + 1)
@@ -80,18 +84,25 @@ def _add_block(
     low: int,
     depth: NDArray[np.int64],
     found: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    read: NDArray[np.int64],
 ) -> None:
     """Write the rows of a block's nodes: nodes of each type on the longest path that ends there, themselves included.
 
     types, sources: see NodeBlock. at: the block's first row. first: the number of the graph's first node; earlier ones
     do not count. low: the type of the first column. depth: [nodes, types]. found: [2, types] nodes of each type, and
-    the most on any path. Both are updated.
+    the most on any path. Both are updated. starts, read: see CellGraph.memory_edges.
     """
     num_types = depth.shape[1]
     for i in range(len(types)):
         node = at + i
         for k in range(sources.shape[0]):
             source = sources[k, i] - first
+            if source >= 0:
+                for kind in range(num_types):
+                    depth[node, kind] = max(depth[node, kind], depth[source, kind])
+        for k in range(starts[node], starts[node + 1]):
+            source = read[k] - first
             if source >= 0:
                 for kind in range(num_types):
                     depth[node, kind] = max(depth[node, kind], depth[source, kind])

@@ -15,15 +15,16 @@ from torch import nn
 from batchmaker.compile.binding import traced
 from batchmaker.compile.declaration import Declared, checked_module, declared_by, state_specs
 from batchmaker.compile.export import flat_module, infer_outputs
+from batchmaker.compile.memories import MemoryModule, in_order
 from batchmaker.compile.opaque import Opaque, float_dtype_of
 from batchmaker.compile.programs import AnyProgram, Programs, ReadProgram, module_of
 from batchmaker.compile.row_trial import RowsError
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
 from batchmaker.graph.argument_errors import misfit, never_computed
 from batchmaker.graph.calls import Calls
-from batchmaker.graph.misuse import misused
+from batchmaker.graph.misuse import at_line, misused
 from batchmaker.graph.recorder import Argument
-from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.graph.spec import GIVEN, CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
 from batchmaker.graph.values import HostValues, Value, ValueSequence, missing
 from batchmaker.model.arguments import (
@@ -39,7 +40,8 @@ from batchmaker.model.arguments import (
 from batchmaker.model.batch_sizes import default_batch_sizes
 from batchmaker.model.elements import INDEX, Element, Same
 from batchmaker.model.host_values import CallData
-from batchmaker.model.scope import Given, UnfoldingScope, current_scope, scope_of
+from batchmaker.model.memory import ROWS, Memory, as_range, declared_memories, in_place_of, outputs_kept
+from batchmaker.model.scope import CellTypes, Given, UnfoldingScope, current_scope, scope_of
 from batchmaker.model.stand_ins import StandIn
 from batchmaker.model.trees import TreeCalls, tree
 
@@ -71,6 +73,7 @@ class Cell:
       faster (see `batchmaker plan`).
     - independent_rows: False for a module whose rows depend on each other. It then runs row by row, whatever max_batch
       is; batch_sizes cannot be given.
+    - memory: the parameters of forward() that take a sequence of any length: names, or a bm.Memory each. See bm.Memory.
 
     The methods are for use inside `Model.unfold`.
     """
@@ -89,6 +92,7 @@ class Cell:
         max_shapes: int = DEFAULT_MAX_SHAPES,
         optimize: bool = False,
         independent_rows: bool = True,
+        memory: str | Memory | Iterable[str | Memory] = (),
     ) -> None:
         if isinstance(module, torch.export.ExportedProgram):
             module = Programs(((declared_by(module, declared), module),))
@@ -125,6 +129,15 @@ class Cell:
         self.name = name
         self.optimize = optimize
         self.independent_rows = independent_rows
+        self.memories, self.own_rows = declared_memories(memory, self.module, self.float_dtype)
+        self.memory_outputs = outputs_kept(self.memories)
+        self._with_memories: MemoryModule | None = None
+        if self.memories:
+            if self.programs is not None or isinstance(self.module, Opaque) or optimize:
+                raise OptionError("memory= is for an nn.Module, without optimize=True")
+            names = [one.name for one in self.memories]
+            self._with_memories = MemoryModule(self.module, names)
+            self._order = in_order(self.module, names)
 
     @property
     def max_batch(self) -> int:
@@ -147,7 +160,12 @@ class Cell:
         return self._data_dtypes[port] if port < len(self._data_dtypes) else self.float_dtype
 
     def source(self, inputs: tuple[ValueSpec, ...]) -> nn.Module | AnyProgram:
-        """Return what computes these inputs: the module, or a program. ShapeError if no program is for them."""
+        """Return what computes these inputs: the module, or a program. ShapeError if no program is for them.
+
+        A module with memories takes them first (see `compile.memories`).
+        """
+        if self._with_memories is not None:
+            return self._with_memories
         return self.module if self.programs is None else self.programs.form(inputs)[1]
 
     def module_for(self, inputs: tuple[ValueSpec, ...]) -> nn.Module:
@@ -174,24 +192,30 @@ class Cell:
     def __call__(self, *given: Any) -> Any:
         """Add one node. Arguments: values of other cells, or data of this request (one row, without the batch).
 
-        Returns the cell's output, or a tuple of its outputs.
+        A memory's argument is a sequence of values, or data [n, *shape]; its number is no argument. Returns the cell's
+        output, or a tuple of its outputs.
         """
         scope, arguments = current_scope.get() or scope_of(self), cast(Sequence[Any], given)
-        if scope.decisions is not None:
+        memories: list[ValueSequence] = []
+        if self.memories:
+            self._check_undecided(scope, given)
+            memories, arguments = self._parted(scope, given)
+        elif scope.decisions is not None:
             scope, arguments = scope.decisions.place([(self, port, one, False) for port, one in enumerate(given)])
-        calls = scope.calls.get(self) or self._first_call(scope, arguments)
+        calls = scope.calls.get(self) or self._first_call(scope, arguments, memories)
         try:
-            outputs = calls.add(arguments)
+            outputs = calls.add(arguments, memories)
         except ShapeError as error:
-            outputs = self._other_calls(scope, arguments, error).add(arguments)
+            outputs = self._other_calls(scope, arguments, memories, error).add(arguments, memories)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def run(self, sequence: Any, init: Any = None) -> Any:
+    def run(self, sequence: Any, init: Any = None, *, memory: Any = None) -> Any:
         """Add a chain: one call per element; the last outputs of a call are the last inputs of the next.
 
         sequence: data [steps, *shape], a sequence of values, or one value of shape [steps, *shape] from a cell. If the
         cell takes several inputs per step, a tuple of those. init: the initial state, one value or a tuple. It is zeros
-        if omitted, and so are parts that are None.
+        if omitted, and so are parts that are None. memory: the sequence that every step reads, if the cell declares a
+        memory that is given; a tuple of sequences if it declares several.
 
         Returns the last step's output (or a tuple of outputs); `.steps` of each is the sequence over all steps. If the
         sequence is empty and `init` is given, the state that is returned is `init`; the other outputs have no value.
@@ -199,19 +223,19 @@ class Cell:
         scope = scope_of(self)
         is_tuple = type(sequence) is not StandIn and isinstance(sequence, tuple)
         parts: Sequence[Any] = sequence if is_tuple and sequence and is_several(sequence) else (sequence,)
-        scope, parts, init = self._placed(scope, parts, init)
+        scope, parts, init = self._placed(scope, parts, init, memory)
         if init is not None and all(map(is_empty, parts)):
             return self._not_run(scope, tuple(parts), init)
-        return self._chain(scope, self._elements(scope, parts), init, None, None)
+        return self._chain(scope, self._elements(scope, parts), init, None, None, memory)
 
-    def loop(self, init: Any, *, until: Any = None, max_steps: int) -> Any:
+    def loop(self, init: Any, *, until: Any = None, max_steps: int, memory: Any = None) -> Any:
         """Add a chain that feeds all its inputs from its own last outputs, starting with `init`, as in `run`.
 
         It ends after max_steps steps, or after the step at which the watched output equals `until`. The watched output
         is the first of the cell's host_outputs, or output 0 if none is declared. `until` may also be a function: it
         takes an array of watched values, one per request, and returns an array of bools. `until={1: True, 0: eos}`
         watches these outputs, by number; the loop ends after the step at which one of them does what is said for it, a
-        value or a function. Returns the same as `run`.
+        value or a function. memory: as for `run`. Returns the same as `run`.
         """
         scope = scope_of(self)
         if type(until) is Value or type(until) is ValueSequence:
@@ -222,24 +246,35 @@ class Cell:
             raise InvalidRequestError(
                 f"{where(self)}: max_steps must be a whole number, got {type(max_steps).__name__}"
             ) from None
-        own, _, init = self._placed(scope, (), init)
+        own, _, init = self._placed(scope, (), init, memory)
         if own is not scope and until is not None:
             raise ModelError(
                 f"{where(self)}: a loop with `until` cannot depend on decisions, or be inside one; use bm.while_loop"
             )
-        return self._chain(own, (), init, max_steps, until)
+        return self._chain(own, (), init, max_steps, until, memory)
 
-    def map(self, *sequences: Any) -> Any:
-        """Add one node per element, without recurrence. Returns the output as a sequence, or a tuple of sequences."""
+    def map(self, *sequences: Any, memory: Any = None) -> Any:
+        """Add one node per element, without recurrence. Returns the output as a sequence, or a tuple of sequences.
+
+        memory: as for `run`.
+        """
         scope, placed = current_scope.get() or scope_of(self), cast(Sequence[Any], sequences)
-        if scope.decisions is not None:
+        if self.memories:
+            self._check_undecided(scope, (*sequences, memory))
+        elif scope.decisions is not None:
             asked = [(self, port, given, True) for port, given in enumerate(sequences)]
             scope, placed = scope.decisions.place(asked, as_nodes=False)
+        memories, num_memories = self._memories(scope, memory), len(self.memories)
         known, columns, error = self._columns(scope, self._elements(scope, placed))
-        cell = known or self._type_of(scope, columns, error)
-        if len(columns) != len(cell.inputs):
-            raise InvalidRequestError(f"{where(self)} takes {len(cell.inputs)} inputs, got {len(columns)} sequences")
-        return _one_or_all(scope.recorder.map(cell, fitted(self, columns, cell)))
+        if known is not None:
+            error = self._misfit(known, memories)
+            known = known if error is None else None
+        cell = known or self._type_of(scope, (*self._all_memories(memories), *columns), error)
+        if len(columns) != len(cell.inputs) - num_memories:
+            raise InvalidRequestError(
+                f"{where(self)} takes {len(cell.inputs) - num_memories} inputs, got {len(columns)} sequences"
+            )
+        return _one_or_all(scope.recorder.map(cell, fitted(self, columns, cell, num_memories), memories))
 
     def tree(self, children: Any, leaves: Any, *inputs: Any) -> Any:
         """Add the inner nodes of a tree or DAG, all of them calls of this cell.
@@ -251,7 +286,7 @@ class Cell:
 
         Returns the outputs as sequences over the inner nodes. The root of a tree is the last: `h[-1]`.
         """
-        return tree(leaves, TreeCalls(self, slice(None), children, inputs))
+        return tree(leaves, self.at(slice(None), children, *inputs))
 
     def at(self, places: Any, children: Any, *inputs: Any) -> TreeCalls:
         """Return this cell's nodes of a tree with several cells, for `bm.tree`.
@@ -260,15 +295,87 @@ class Cell:
         [count, arity] as for `tree`; inner nodes are numbered over the whole tree. inputs: optional sequences with one
         element per place.
         """
+        if self.memories:
+            raise ModelError(f"{where(self)} reads a memory, which the nodes of a tree cannot: call it node by node")
         return TreeCalls(self, places, children, inputs)
+
+    # --- memories -----------------------------------------------------------------------------------------------
+
+    def _parted(self, scope: UnfoldingScope, arguments: Sequence[Any]) -> tuple[list[ValueSequence], tuple[Any, ...]]:
+        """Return the memories and the other arguments of a single call."""
+        given: list[Any] = [None] * len(self.memories)
+        others: list[Any] = []
+        order = [memory for memory in self._order if memory == GIVEN or not self.memories[memory].own]
+        if len(arguments) > len(order):
+            raise InvalidRequestError(f"{where(self)} takes {len(order)} arguments, got {len(arguments)}")
+        for memory, argument in zip(order, arguments, strict=False):
+            if memory == GIVEN:
+                others.append(argument)
+            else:
+                given[memory] = argument
+        return [
+            self._memory(scope, argument, port)
+            for port, argument in enumerate(given)
+            if not self.memories[port].own
+        ], tuple(others)  # fmt: skip
+
+    def _memories(self, scope: UnfoldingScope, memory: Any) -> list[ValueSequence]:
+        """Return the memories that `memory=` of a run, loop or map gives."""
+        ports = [port for port, one in enumerate(self.memories) if not one.own]
+        if memory is None and not ports:
+            return []
+        parts = [memory] if len(ports) == 1 else list(memory) if isinstance(memory, tuple | list) else []
+        if len(parts) != len(ports):
+            names = ", ".join([repr(self.memories[port].name) for port in ports]) or "none"
+            raise InvalidRequestError(f"{where(self)}: memory= gives its memories, which are {names}, in this order")
+        return [self._memory(scope, part, port) for part, port in zip(parts, ports, strict=True)]
+
+    def _memory(self, scope: UnfoldingScope, given: Any, port: int) -> ValueSequence:
+        """Return what is given for a memory as a sequence whose nodes are a range; a cell copies others into one."""
+        if given is None:
+            raise InvalidRequestError(f"{where(self)}: its memory {self.memories[port].name!r} is missing: give {ROWS}")
+        if type(given) is Value:
+            if not given.spec.shape:
+                raise InvalidRequestError(
+                    f"{where(self)}: its memory {self.memories[port].name!r} is one number, expected {ROWS}"
+                )
+            given = elements(scope, given)
+        known = scope.types.known(self)
+        rows = column(self, given, known, port)
+        found = as_range(rows, scope.recorder.num_kept) if isinstance(rows, ValueSequence) else None
+        return copies(scope, rows) if found is None else found
+
+    def _all_memories(self, given: Sequence[ValueSequence]) -> tuple[Value | ValueSequence | HostValues, ...]:
+        """Return an argument for each memory, those of the run's own included."""
+        following = iter(given)
+        return tuple([next(following) if row is None else in_place_of(row) for row in self.own_rows])
+
+    def _misfit(self, known: CellType, memories: Sequence[ValueSequence]) -> ShapeError | None:
+        """Return the error for memories of other rows than the type takes; None if all fit."""
+        for port, memory in enumerate(self._all_memories(memories)):
+            if not memory.spec.is_like(known.inputs[port]):
+                return misfit(known, port, memory.spec)
+        return None
 
     # --- inside -------------------------------------------------------------------------------------------------
 
+    def _check_undecided(self, scope: UnfoldingScope, given: Sequence[Any]) -> None:
+        """ModelError for a cell with memories inside a branch or an iteration, or that depends on a decision."""
+        if scope.decisions is not None and scope.decisions.is_decided(given):
+            raise ModelError(
+                f"{at_line()}{where(self)}: a cell with a memory cannot depend on decisions, or be inside one; let the "
+                "state hold a memory of fixed room"
+            )
+
     def _placed(
-        self, scope: UnfoldingScope, sequences: Sequence[Any], init: Any
+        self, scope: UnfoldingScope, sequences: Sequence[Any], init: Any, memory: Any
     ) -> tuple[UnfoldingScope, Sequence[Any], Any]:
         """Return the scope that a chain goes to, and its arguments there, if the request decides by values."""
         if scope.decisions is None:
+            return scope, sequences, init
+        if self.memories:
+            state = init if type(init) is not StandIn and isinstance(init, tuple | list) else (init,)
+            self._check_undecided(scope, (*sequences, *state, memory))
             return scope, sequences, init
         state = () if init is None else init if isinstance(init, tuple | list) else (init,)
         count = len(sequences)
@@ -293,14 +400,19 @@ class Cell:
         known = scope.types.known(self)
         columns: list[SequenceArgument] = []
         try:
-            for port, sequence in enumerate(sequences):
+            for port, sequence in enumerate(sequences, start=len(self.memories)):
                 given = column(self, sequence, known, port)
                 if known is not None and port < len(known.inputs) and not given.spec.is_like(known.inputs[port]):
                     raise misfit(known, port, given.spec)
                 columns.append(given)
         except ShapeError as error:
-            return None, [column(self, sequence, None, port) for port, sequence in enumerate(sequences)], error
+            return None, self._columns_anew(sequences), error
         return known, columns, None
+
+    def _columns_anew(self, sequences: Sequence[Any]) -> list[SequenceArgument]:
+        """Return sequences for the first inputs after the memories, whatever the known type takes."""
+        first = len(self.memories)
+        return [column(self, sequence, None, port) for port, sequence in enumerate(sequences, start=first)]
 
     def _type_of(
         self, scope: UnfoldingScope, given: Given, error: ShapeError | None, state: tuple[ValueSpec, ...] = ()
@@ -315,47 +427,71 @@ class Cell:
             return scope.types.learn(self, inputs, given)
         return scope.types.other(self, inputs, error, given)
 
-    def _other_calls(self, scope: UnfoldingScope, arguments: Sequence[Any], error: ShapeError) -> Calls:
+    def _other_calls(
+        self, scope: UnfoldingScope, arguments: Sequence[Any], memories: list[ValueSequence], error: ShapeError
+    ) -> Calls:
         """Return the object that adds this request's calls with these shapes."""
-        known = self._type_of(scope, [single(self, part, None, port) for port, part in enumerate(arguments)], error)
+        known = self._type_of(scope, self._singles(arguments, memories), error)
         calls = scope.other_calls.get(known.type_id)
         if calls is None:
             layout = CallData(known.inputs, self.float_dtype, lambda port: where(self, port))
             calls = scope.other_calls[known.type_id] = scope.recorder.calls(known, layout)
         return calls
 
-    def _first_call(self, scope: UnfoldingScope, arguments: Sequence[Any]) -> Calls:
+    def _singles(self, arguments: Sequence[Any], memories: list[ValueSequence]) -> Given:
+        """Return the arguments of a single call, whatever the known type takes."""
+        first = len(self.memories)
+        return [
+            *self._all_memories(memories),
+            *[single(self, part, None, port) for port, part in enumerate(arguments, start=first)],
+        ]
+
+    def _first_call(
+        self, scope: UnfoldingScope, arguments: Sequence[Any], memories: list[ValueSequence]
+    ) -> Calls:  # fmt: skip
         """Return the object that adds this request's calls, at the first of them."""
         known = scope.types.known(self)
         if known is None:
-            known = self._type_of(scope, [single(self, part, None, port) for port, part in enumerate(arguments)], None)
+            known = self._type_of(scope, self._singles(arguments, memories), None)
         layout = CallData(known.inputs, self.float_dtype, lambda port: where(self, port))
         calls = scope.calls[self] = scope.recorder.calls(known, layout)
         return calls
 
     def _chain(
-        self, scope: UnfoldingScope, sequences: Sequence[Any], init: Any, max_steps: int | None, until: Any
+        self,
+        scope: UnfoldingScope,
+        sequences: Sequence[Any],
+        init: Any,
+        max_steps: int | None,
+        until: Any,
+        memory: Any,
     ) -> Any:
+        memories = self._memories(scope, memory)
         known, columns, error = self._columns(scope, sequences)
         try:
-            state = self._state(init, known, len(columns))
+            state = self._state(init, known, len(self.memories) + len(columns))
+            if known is not None and memories and (other := self._misfit(known, memories)) is not None:
+                raise other
         except ShapeError as other:
             if known is None:
                 raise
             known, error = None, other
-            columns = [column(self, sequence, None, port) for port, sequence in enumerate(sequences)]
-            state = self._state(init, None, len(columns))
+            columns = self._columns_anew(sequences)
+            state = self._state(init, None, len(self.memories) + len(columns))
+        given_first = [*self._all_memories(memories), *columns]
         if known is None:
             given = None if state is None else [None if value is None else value.spec for value in state]
             if given is None or None in given:
-                zeros = self._zeros(scope, columns, error)
+                zeros = self._zeros(scope, given_first, error)
                 given = list(zeros) if given is None else [a or b for a, b in zip(given, zeros, strict=False)]
             specs = tuple([spec for spec in given if spec is not None])
-            known = self._learned(scope, columns, state or [None] * len(specs), specs, error)
-            columns = fitted(self, columns, known)
-            state = None if state is None else fitted(self, state, known, len(columns))
-        known = scope.types.in_runs(known, len(columns))
-        outputs = scope.recorder.run(known, columns, state, max_steps=max_steps, open_ended=until is not None)
+            known = self._learned(scope, given_first, state or [None] * len(specs), specs, error)
+            columns = fitted(self, columns, known, len(self.memories))
+            state = None if state is None else fitted(self, state, known, len(given_first))
+        known = scope.types.in_runs(known, len(given_first))
+        outputs = scope.recorder.run(
+            known, columns, state, max_steps=max_steps, open_ended=until is not None, memories=memories
+        )
         if until is not None:
             scope.end_at(known, outputs, until)
         return _one_or_all(outputs)
@@ -406,7 +542,7 @@ class Cell:
         return [None if part is None else single(self, part, known, first + k) for k, part in enumerate(parts)]
 
     def _zeros(
-        self, scope: UnfoldingScope, columns: list[SequenceArgument], error: ShapeError | None
+        self, scope: UnfoldingScope, columns: Sequence[Argument | ValueSequence], error: ShapeError | None
     ) -> tuple[ValueSpec, ...]:
         """Return the zero state. Integers among the columns may be floats. Raises `error` if there is none."""
         specs = tuple([column.spec for column in columns])
@@ -422,7 +558,7 @@ class Cell:
     def _learned(
         self,
         scope: UnfoldingScope,
-        columns: list[SequenceArgument],
+        columns: Sequence[Argument | ValueSequence],
         init: list[Argument | None],
         state: tuple[ValueSpec, ...],
         error: ShapeError | None,
@@ -479,15 +615,26 @@ def elements(scope: UnfoldingScope, value: Value) -> ValueSequence:
 
 def end_of_no_step(scope: UnfoldingScope, argument: Argument) -> Value:
     """Return an argument as the end of a run without steps. A node of its own copies it."""
-    spec = argument.spec
-    cell = _SAME.get(spec) or _SAME.setdefault(spec, Cell(Same(), name="same"))
-    known = scope.types.known(cell) or scope.types.learn(cell, (spec,))
-    (value,) = scope.recorder.node(known, [argument])
+    (value,) = scope.recorder.node(copy_type(scope.types, argument.spec), [argument])
     return value.after_no_step()
 
 
-_SAME: Final[dict[ValueSpec, Cell]] = {}
+def copies(scope: UnfoldingScope, rows: SequenceArgument) -> ValueSequence:
+    """Return a sequence of equal values whose nodes are a range. A node of its own copies each value."""
+    (sequence,) = scope.recorder.map(copy_type(scope.types, rows.spec), [rows])
+    return sequence
+
+
+def copy_type(types: CellTypes[Cell], spec: ValueSpec) -> CellType:
+    """Return the type of the cell that copies values of this spec, or makes values of data."""
+    spec = ValueSpec(spec.shape, spec.dtype)
+    cell = _COPIES.get(spec) or _COPIES.setdefault(spec, Cell(Same(), name="copy"))
+    return types.known(cell) or types.learn(cell, (spec,))
+
+
+_COPIES: Final[dict[ValueSpec, Cell]] = {}
 """The cells that copy values, by spec. Shared by all models of the process."""
+
 
 _ELEMENTS: Final[dict[ValueSpec, Cell]] = {}
 """The cells that copy elements out of values, by spec. Shared by all models of the process."""

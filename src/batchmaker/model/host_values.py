@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from batchmaker.compile.export import torch_dtype
-from batchmaker.errors import InvalidRequestError, RequestShapeError
+from batchmaker.errors import HandleError, InvalidRequestError, RequestShapeError
+from batchmaker.graph.misuse import at_line
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.graph.values import HostValues, are_below
+from batchmaker.graph.values import HostValues, Value, ValueSequence, are_below
 from batchmaker.model.stand_ins import StandIn, holds_stand_ins, standing_in
 
 
@@ -70,6 +71,7 @@ _DTYPES: Final = {name: np.dtype(name) for name in ("int64", "int32", "float32",
 
 def host_value(data: Any, spec: ValueSpec | None, float_dtype: str, where: str) -> HostValues:
     """Lay out a single value (shape `spec.shape`) as an array [1, *shape]; as host_sequence otherwise."""
+    _check_is_one(data, where)
     stand_ins = standing_in.get()
     if stand_ins is not None and holds_stand_ins(data):
         return stand_ins.rows([data], spec)
@@ -77,6 +79,16 @@ def host_value(data: Any, spec: ValueSpec | None, float_dtype: str, where: str) 
     if _kind(array) == "O":
         raise _no_numbers(data, array, spec, where)
     return host_sequence(array[None], spec, float_dtype, where)
+
+
+def _check_is_one(data: Any, where: str) -> None:
+    """HandleError for a sequence of values of cells, which is no row."""
+    several = list(data) if type(data) in (list, tuple) else []
+    if type(data) is ValueSequence or Value in map(type, several):
+        raise HandleError(
+            f"{at_line()}{where}: got a sequence of values, expected one row. A cell reads a whole sequence as a "
+            'memory: bm.Cell(module, memory="keys"), with the name of the parameter of forward() that takes it'
+        )
 
 
 @final
@@ -98,6 +110,7 @@ class CallData:
         if isinstance(data, int | float | np.generic):
             _check_kind(_number_kind(data), self._inputs[port], np.asarray(data).dtype, self._where(port))
             return data
+        _check_is_one(data, self._where(port))
         if holds_stand_ins(data):
             return host_value(data, self._inputs[port], self._float_dtype, self._where(port)).values[0]
         array = _as_array(data, self._where(port))

@@ -12,6 +12,7 @@ from torch import nn
 from batchmaker.compile.causes import cause_of, parameter_sizes
 from batchmaker.compile.export import example_rows, flat_module, flat_outputs, float_dtype, said_first, spec_of_rows
 from batchmaker.compile.forward_signature import signature_of
+from batchmaker.compile.memories import TRIED_ROOM, with_rooms
 from batchmaker.compile.opaque import Opaque
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import ValueSpec
@@ -30,6 +31,9 @@ def initial_state(cell: Cell, sequence: State) -> State:
         return cell.declared.inputs[len(sequence) :]
     if cell.state is not None:
         return cell.state
+    if cell.memories:
+        flat = with_rooms(sequence, len(cell.memories), TRIED_ROOM)
+        return zero_state_specs(cell.module, flat, cell.module_for(sequence))
     if cell.programs is not None:
         return cell.programs.state_after(sequence)
     if isinstance(cell.module, Opaque):
@@ -50,13 +54,14 @@ def _state_of_opaque(module: Opaque, num_sequence_inputs: int) -> State:
     return tuple(specs)
 
 
-def zero_state_specs(module: nn.Module, sequence: State) -> State:
+def zero_state_specs(module: nn.Module, sequence: State, run: nn.Module | None = None) -> State:
     """Return the row specs of the state that `module` takes after its sequence inputs, all to start at zero.
 
     The shapes are right if the module's last outputs have exactly the rows of its state. These are tried in order: the
     states of the recurrent cells in it; one width for all parts, first those of a `hidden_size`, then every size of a
     parameter; parts of different widths among these. For each trial, the widths that the module returns are tried too.
-    Raises ModelError if no state fits or several do, ShapeError if one would fit other inputs.
+    Raises ModelError if no state fits or several do, ShapeError if one would fit other inputs. run: the module as it is
+    tried, if it takes its inputs in another order.
     """
     name = type(module).__name__
     if isinstance(module, _STEPS):
@@ -69,11 +74,11 @@ def zero_state_specs(module: nn.Module, sequence: State) -> State:
         )
     if num_states == 0:
         return ()
-    search = _StateSearch(module, num_states)
+    search = _StateSearch(module, num_states, module if run is None else run)
     found = search.found(sequence, different=True)
     if found is not None:
         return found
-    why = cause_of(module, sequence, lambda other: search.found(other) is not None)
+    why = None if run is not None else cause_of(module, sequence, lambda other: search.found(other) is not None)
     if why is not None:
         raise ShapeError(f"{name}, {why}")
     raise ModelError(
@@ -103,8 +108,8 @@ def _state_of(cell: nn.LSTMCell | nn.GRUCell | nn.RNNCell, dtype: str) -> State:
 class _StateSearch:
     """Searches for states, with a given number of parts, that a module returns in the form in which it takes them."""
 
-    def __init__(self, module: nn.Module, num_states: int) -> None:
-        self._module, self._flat, self._num_states = module, flat_module(module), num_states
+    def __init__(self, module: nn.Module, num_states: int, run: nn.Module) -> None:
+        self._module, self._flat, self._num_states = module, flat_module(run), num_states
         self._dtype = float_dtype(module)
 
     def found(self, sequence: State, *, different: bool = False) -> State | None:

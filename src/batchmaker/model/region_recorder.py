@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Final, cast, final
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from batchmaker.errors import InvalidRequestError, ModelError
 from batchmaker.graph.argument_errors import never_computed
@@ -28,24 +28,16 @@ from batchmaker.graph.regions import (
     Pick,
     Region,
 )
-from batchmaker.graph.spec import ValueSpec
+from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import Collected, HostValues, Output, Value, ValueSequence
 from batchmaker.model.arguments import column, sequence_of, single
-from batchmaker.model.cell import Cell
+from batchmaker.model.cell import copy_type
 from batchmaker.model.leaves import built, flat, is_alike, is_data, shown
 from batchmaker.model.open_regions import DECIDED, CollectionOrigin, DecidedOrigin, LoopParts, OpenRegion, Pieces
 from batchmaker.model.scope import UnfoldingScope
 from batchmaker.model.stand_ins import StandIn
 
 _WHOLE: Final = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64"))
-
-
-@final
-class Row(nn.Module):
-    """x -> x. Makes values of data that branches or iterations read, and copies of values."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.clone()
 
 
 Asked = tuple[Any, int, Any, bool]
@@ -187,6 +179,10 @@ class Decisions:
             placed.append(self._sequence_here(pieces, cell, known, port, given, as_nodes=as_nodes))
         return pieces.scope, placed
 
+    def is_decided(self, given: Sequence[Any]) -> bool:
+        """Whether a call with these arguments is inside a branch or an iteration, or waits for a decision."""
+        return self._now is not self._whole or any(self._needs_of(one) for part in given for one in _handles(part))
+
     def _here(self, pieces: Pieces, value: Value) -> Value:
         """Return a handle to a value inside a segment: an argument, unless it is computed there."""
         if value.of.origin is pieces.recorder and not value.ends_open_loop:
@@ -222,11 +218,9 @@ class Decisions:
 
     # --- data as values -----------------------------------------------------------------------------------------------
 
-    def _row_type(self, spec: ValueSpec) -> Any:
-        """Return the cell type that makes values of a spec."""
-        spec, types = ValueSpec(spec.shape, spec.dtype), self._scope.types
-        cell = _ROWS.get(spec) or _ROWS.setdefault(spec, Cell(Row(), name="row"))
-        return types.known(cell) or types.learn(cell, (spec,))
+    def _row_type(self, spec: ValueSpec) -> CellType:
+        """Return the type of the cell that copies values of a spec, or makes values of data."""
+        return copy_type(self._scope.types, spec)
 
     def _sequence(self, data: HostValues, given: Any) -> ValueSequence:
         """Return data as values, which the request's own graph makes. given: what the data was; made once for each."""
@@ -493,10 +487,6 @@ class Decisions:
                 if value is not None:
                     value.of.origin.fetch(value)
                 waiting += region.sources.get(slot, ())
-
-
-_ROWS: Final[dict[ValueSpec, Cell]] = {}
-"""The cells that make values, by spec. Shared by all models of the process."""
 
 
 def _handles(given: Any) -> list[Value | ValueSequence]:

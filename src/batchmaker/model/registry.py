@@ -246,6 +246,7 @@ class CellRegistry:
             bound.batch_sizes or cell.batch_sizes,
             cell.priority,
             cell.host_outputs,
+            memories=cell.memory_outputs,
         )
         self.bound.append(bound)
         self._trials.append(trial)
@@ -280,8 +281,8 @@ class CellRegistry:
         rows = tuple([self._row(argument, spec) for argument, spec in zip(given, inputs, strict=False)])
         real, made_up = (TrialRows(known, cell.batch_sizes, cell.independent_rows) for known in (rows, ()))
         ports = [port for port, argument in enumerate(given) if isinstance(argument, HostValues)]
-        floats = Floats(cell.module, cell.float_dtype, real)
-        wanted = floats.annotated(inputs, ports)
+        floats = None if cell.memories else Floats(cell.module, cell.float_dtype, real)
+        wanted = inputs if floats is None else floats.annotated(inputs, ports)
 
         def bound(wanted: tuple[ValueSpec, ...], trial: TrialRows) -> tuple[BoundCell, TrialRows]:
             with _threads(self._deterministic_for):
@@ -293,6 +294,7 @@ class CellRegistry:
                     planner=planner,
                     trial=trial,
                     deterministic=self._deterministic_for is not None,
+                    memories=cell.memory_outputs,
                 )
             return made, trial
 
@@ -301,7 +303,8 @@ class CellRegistry:
         except RowsError:
             raise
         except ModelError as error:
-            found = None if cell.declared_for(inputs) is not None else floats.needed(inputs, ports)
+            declared = floats is None or cell.declared_for(inputs) is not None
+            found = None if declared or floats is None else floats.needed(inputs, ports)
             if found is not None:
                 return bound(found, real)
             try:
@@ -322,6 +325,7 @@ class CellRegistry:
                 fold_bytes=self._fold_bytes,
                 device=device,
                 trial=self._trials[type_id],
+                memories=cell.memory_outputs,
             )
 
     def _row(self, argument: Value | ValueSequence | HostValues | None, spec: ValueSpec) -> Tensor | None:

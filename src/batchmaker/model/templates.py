@@ -93,6 +93,7 @@ class Template:
         self.graph = CellGraph(
             graph.first, graph.num_nodes, graph.blocks, graph.runs, [feed.host for feed in feeds], graph.fetches,
             graph.plain, kept=graph.kept, shared=True, region=graph.region, held=graph.held, keeps=graph.keeps,
+            memories=graph.memories,
         )  # fmt: skip
         self.num_nodes = graph.num_nodes
         self.before = before
@@ -246,7 +247,10 @@ def differs(template: Template, recorded: Unfolding, values: list[Any]) -> str |
     """
     one, other = template.graph, recorded.graph
     if (one.first, one.num_nodes, one.plain) != (other.first, other.num_nodes, other.plain) or not (
-        _same(one.blocks, other.blocks) and _same(one.runs, other.runs) and _same(one.kept, other.kept)
+        _same(one.blocks, other.blocks)
+        and _same(one.runs, other.runs)
+        and _same(one.kept, other.kept)
+        and _same(one.memories, other.memories)
     ):
         return "the graph"
     if (one.region, one.held, one.keeps) != (other.region, other.held, other.keeps):

@@ -63,6 +63,11 @@ class _CellWriter:
                 "Give example requests that together use every cell, example_requests=[...], or example_chunks if only "
                 "unfold_chunk calls it, or remove the cell."
             )
+        if cell.memories:
+            raise SavedModelError(
+                f"{where}: cannot be saved: it reads a memory, and a saved cell is traced with one size of each input. "
+                "Leave the model unsaved and run it in a batchmaker.Engine of your own program."
+            )
         bound = [self.registry.bound[cell_type.type_id] for cell_type in types]
         onnx, first, others = None, None, tuple[SavedProgram, ...]()
         if isinstance(cell.module, Opaque):

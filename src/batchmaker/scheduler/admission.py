@@ -41,6 +41,7 @@ from batchmaker.scheduler.layout import (
     OWNS,
     PLACES,
     SIZE,
+    STEP_SHIFT,
     TYPE,
 )
 from batchmaker.scheduler.numbering import Extent, LocalNumbers, Locator, SubgraphNumbers
@@ -259,8 +260,11 @@ class GraphAdmission:
         edges: list[Ids] = []
         self._block_sources(graphs, to_node, edges)
         self._run_sources(graphs, to_node, edges)
+        own = self._memory_sources(graphs, to_node, edges)
         if edges:
             self._edges(edges, nodes, lengths, extents, result)
+        for steps in own:  # until the run has ended
+            arena.uses[steps] += 1
         if self._plan_rows:
             self._fetches(graphs, to_node)
         result.ready.append(subgraphs[arena.external[subgraphs] == 0])
@@ -341,6 +345,32 @@ class GraphAdmission:
         if zeros:
             ports, heads = np.array(zeros).T
             arena.source_table[ports, heads] = ZERO_TABLE
+
+    def _memory_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[Ids]) -> list[slice]:
+        """Write where the memories of all nodes are, and add their edges. Returns the steps that their own run reads.
+
+        A run waits for its memories at its first step, and reads them until its last.
+        """
+        arena, own = self._arena, list[slice]()
+        for i, graph in enumerate(graphs):
+            for read in graph.memories:
+                at = to_node.shift(i, graph) + read.first
+                readers, lengths = slice(at, at + read.count), np.full(read.count, read.length)
+                table, first = int(ZERO_TABLE), at
+                if read.own:
+                    own.append(readers)
+                    lengths = np.arange(read.count)
+                    table = int(self._tables_of(np.array([at]), read.output)[0])
+                elif read.length:
+                    sources = to_node.of(i, graph, read.sources)
+                    waiting = np.arange(at, at + (1 if read.is_run else read.count))
+                    edges.append(np.stack((np.tile(sources, len(waiting)), np.repeat(waiting, len(sources)))))
+                    table, first = int(self._tables_of(sources[:1], read.output)[0]), int(sources[0])
+                if self._plan_rows:
+                    arena.source[read.port, readers] = first
+                    arena.source_table[read.port, readers] = table
+                    arena.reach[read.port, readers] = lengths + (read.step << STEP_SHIFT)
+        return own
 
     def _fetches(self, graphs: Sequence[CellGraph], to_node: Locator) -> None:
         """Set the fetch bits of the nodes whose outputs go to the host."""

@@ -12,7 +12,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.graph.spec import CellType
+from batchmaker.graph.spec import GIVEN, CellType
 from batchmaker.scheduler import extents
 from batchmaker.scheduler.layout import (
     ALIVE,
@@ -40,11 +40,13 @@ from batchmaker.scheduler.layout import (
     NUM_FREE,
     NUM_INPUTS,
     NUM_LANES,
+    NUM_MEMORIES,
     NUM_NODES,
     NUM_OUTPUTS,
     NUM_PORTS,
     NUM_ROWS,
     NUM_SEQUENCE,
+    OWN_MEMORY,
     PLACES,
     POOL,
     POOL_FIELDS,
@@ -122,6 +124,7 @@ class Arena:
         self.consumer: Ids = np.zeros(n, np.int64)
         self.source: Ids = np.zeros((1, n), np.int64)
         self.source_table: Ids = np.zeros((1, n), np.int64)
+        self.reach: Ids = np.zeros((0, n), np.int64)
         self.requests: Ids = np.zeros((REQUEST_FIELDS, s), np.int64)
         self.extents: Ids = np.zeros((EXTENT_FIELDS, s), np.int64)
         self.types: Ids = np.zeros((TYPE_FIELDS, 0), np.int64)
@@ -232,7 +235,7 @@ class Arena:
     def grow_nodes(self, size: int) -> None:
         """Make room for node numbers below `size`."""
         before = self.node_capacity
-        for name in ("nodes", "source", "source_table") if self.keeps_sources else ("nodes",):
+        for name in ("nodes", "source", "source_table", "reach") if self.keeps_sources else ("nodes",):
             table = getattr(self, name)
             setattr(self, name, np.concatenate((table, np.zeros((len(table), size - before), np.int64)), axis=1))
         self._name_rows()
@@ -246,6 +249,10 @@ class Arena:
         facts[[MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_OUTPUTS, POOL, NUM_SEQUENCE, PRIORITY], 0] = (
             cell.max_batch, cell.min_batch, len(cell.inputs), len(cell.outputs), pool, NOWHERE, cell.priority,
         )  # fmt: skip
+        facts[[NUM_MEMORIES, OWN_MEMORY], 0] = len(cell.memories), any(output != GIVEN for output in cell.memories)
+        if len(cell.memories) > len(self.reach):
+            rows = np.zeros((len(cell.memories) - len(self.reach), self.source.shape[1]), np.int64)
+            self.reach = np.concatenate((self.reach, rows))
         self.types = np.concatenate((self.types, facts), axis=1)
         num_ports = max(len(self.source), len(cell.inputs))
         if num_ports > len(self.source):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.commands import Command, FetchOutput, Keep, Reserve, RunTask, TaskLanes
+from batchmaker.scheduler.commands import Command, FetchOutput, Keep, Reserve, RunTask, TaskLanes, TaskMemories
 from batchmaker.scheduler.events import TaskId, WorkerId
 from batchmaker.scheduler.find_steps import find_steps
 from batchmaker.scheduler.layout import (
@@ -31,6 +31,7 @@ from batchmaker.scheduler.layout import (
     NUM_FREE,
     NUM_INPUTS,
     NUM_LANES,
+    NUM_MEMORIES,
     NUM_PASSED,
     NUM_PORTS,
     NUM_RANKED,
@@ -38,6 +39,7 @@ from batchmaker.scheduler.layout import (
     NUM_ROWS,
     NUM_RUNNING,
     NUM_SEQUENCE,
+    OWN_MEMORY,
     OWN_TYPE_FOLLOWS,
     PATIENCE,
     PLAN_ROWS,
@@ -178,14 +180,16 @@ def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool)
         for other in range(types.shape[1]):
             is_alone &= other == type_id or types[TAIL_OF_QUEUE, other] == types[HEAD_OF_QUEUE, other]
         budget_s *= SATURATED_BUDGETS if is_alone else 1
-    rows_wanted, rows_needed, batch = 0, 0, min(len(keys), max_batch)
+    rows_wanted, rows_needed, batch, rows_each = 0, 0, min(len(keys), max_batch), 1 + types[OWN_MEMORY, type_id]
     if plan_rows and batch > 0:
         wanted = batch * int(min(1.0 * rules[MAX_STEPS], budget_s / seconds[batch] + 1)) + max_batch
-        if pools[NUM_FREE, pool] < (wanted if may_ask else batch):
-            rows_wanted, rows_needed, keys, ranks = wanted, batch, keys[:0], ranks[:0]
+        wanted, needed = wanted * rows_each, batch * rows_each
+        if pools[NUM_FREE, pool] < (wanted if may_ask else needed):
+            rows_wanted, rows_needed, keys, ranks = wanted, needed, keys[:0], ranks[:0]
     places = Places(
         plan_rows, worker, pools[NUM_FREE, pool], pools[FIRST_TABLE, pool], pools[END_TABLE, pool],
         num_inputs if plan_rows else 0, (num_inputs if num_sequence == NOWHERE else num_sequence) if plan_rows else 0,
+        types[NUM_MEMORIES, type_id] if plan_rows else 0, rows_each,
     )  # fmt: skip
     limits = TaskLimits(
         max_batch, types[MIN_BATCH, type_id], rules[MAX_STEPS] if budget_s > 0 else 1, budget_s,
@@ -193,7 +197,7 @@ def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool)
     )  # fmt: skip
     first_row, first_lane = pools[ROWS_BEGIN, pool], lanes[LANES_BEGIN, worker, type_id]
     steps = find_steps(
-        nodes, subgraphs, state.source, state.source_table, state.consumer, state.is_host,
+        nodes, subgraphs, state.source, state.source_table, state.reach, state.consumer, state.is_host,
         state.ports[type_id, : types[NUM_PORTS, type_id]],
         state.free_rows[first_row : first_row + pools[NUM_ROWS, pool]],
         state.occupant[first_lane : first_lane + lanes[NUM_LANES, worker, type_id]], state.lane_tables[type_id], places,
@@ -275,8 +279,10 @@ class Batcher:
         parts = []
         for begin, rows, columns in zip(*[iter(header[FIRST_PART:])] * 3, strict=True):
             parts.append(steps[begin : begin + rows * columns].reshape(rows, columns))
-        ends, flags, at, _, _, _, moves, kept, marks = parts
-        said, inputs = flags > 0, NUM_FACTS + (len(at) - NUM_FACTS) // 2
+        ends, flags, at, _, _, _, moves, kept, marks, members = parts
+        num_memories = len(entry.cell.memories) if self._state.plan_rows else 0
+        said, inputs = flags > 0, NUM_FACTS + (len(at) - NUM_FACTS - num_memories) // 2
+        rows = len(at) - num_memories
         keep = Keep(entry.pool.table_ids, kept[1], kept[0]) if kept.shape[1] else None
         lanes = None
         if header[ALL_FLAGS] >> HAS_LANES & 1:
@@ -292,6 +298,7 @@ class Batcher:
                 fetches.append(FetchOutput(output, marked(marks[0], output)))
         return RunTask(
             task, worker, entry.cell.type_id, header[LARGEST], ends[POSITIONS], at[AT_NODE],
-            at[NUM_FACTS:inputs], at[inputs:], lanes, keep, tuple(fetches),
+            at[NUM_FACTS:inputs], at[inputs:rows], lanes, keep, tuple(fetches),
             said[MAY_STOP] if header[ALL_FLAGS] >> MAY_STOP & 1 else None,
+            TaskMemories(members[0], at[inputs : inputs + num_memories], at[rows:]) if num_memories else None,
         )  # fmt: skip

@@ -173,6 +173,19 @@ class TaskLanes:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskMemories:
+    """Which rows of state tables each position of a task reads as memories.
+
+    Memory k of position p is rows[firsts[k, p] : firsts[k, p] + lengths[k, p]] of table source_tables[k, p] of the
+    task, in order. rows: [members]. firsts, lengths: [memories, positions].
+    """
+
+    rows: Rows
+    firsts: Rows
+    lengths: Rows
+
+
+@dataclass(frozen=True, slots=True)
 class RunTask:
     """Run steps of one cell type, in order, on one worker: up to MaxTasksToSubmit, or as many as the budget allows.
 
@@ -182,9 +195,10 @@ class RunTask:
     - largest: number of rows of the largest step.
     - ends: [steps] the end of each step.
     - nodes: [positions] node numbers.
-    - source_tables, source_rows: [inputs, positions] the table and row of each input that is not lane state.
+    - source_tables, source_rows: [inputs, positions] the table and row of each input that is not lane state. The rows
+      of the first inputs, if they are memories, are in `memories`; None if the cell has none.
     - lanes: None if no node belongs to a run.
-    - keep, fetches: for all steps together; their positions ascend.
+    - keep, fetches: for all steps together; their positions ascend. A position may be kept twice, in two rows.
     - may_stop: [steps] whether a step has runs that may stop there, so that the driver applies the stop test; None if
       no step has any.
     """
@@ -201,6 +215,7 @@ class RunTask:
     keep: Keep | None
     fetches: tuple[FetchOutput, ...]
     may_stop: Flags | None
+    memories: TaskMemories | None = None
 
     @property
     def num_steps(self) -> int:

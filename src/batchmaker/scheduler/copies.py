@@ -72,7 +72,7 @@ _UNSET: Final = -1
 # Rows of the tables of nodes, of subgraphs and of sources; and of `where`, the numbers for one copy of a graph.
 _SUBGRAPH, _PENDING, _USES, _FETCH, _NUM_EDGES, _FIRST_EDGE = range(6)
 FORM_TYPE, _HEAD, FORM_SIZE, _SPAN, _EXTERNAL, FORM_END, _OPEN = range(7)
-_PORT, _NODE, _SOURCE, _TABLE = range(4)
+_PORT, _NODE, _SOURCE, _TABLE, _REACH = range(5)
 FORM, SLOT, FORM_BASE, SUBGRAPHS_FROM, EDGES_FROM, KEPT = range(6)
 _COUNTS: Final = (FIRST_LOCAL, NUM_NODES, NUM_SUBGRAPHS, EXTENT_NUM_EDGES)  # of an extent, alike in all copies
 
@@ -166,7 +166,7 @@ class GraphCopies:
         self._nodes = _CopyTable(6)
         self._subgraphs = _CopyTable(7)
         self._edges = _CopyTable(1)
-        self._sources = _CopyTable(4)
+        self._sources = _CopyTable(5)
         self._ready = _CopyTable(1)
         self._kept = _CopyTable(2)
         self._addresses: Ids | None = None
@@ -268,8 +268,8 @@ class GraphCopies:
     ) -> tuple[Ids, Ids]:
         """Return the inputs that were written, and the earlier nodes among their sources with their types: [2, nodes].
 
-        The inputs are [4, inputs]: port, node, source, table. Nodes count from the graph's first node. An earlier node,
-        with local number i, is source -(i+1). The source is _NO_SOURCE if no node computes the input.
+        The inputs are [5, inputs]: port, node, source, table, reach. Nodes count from the graph's first node. An
+        earlier node, with local number i, is source -(i+1). The source is _NO_SOURCE if no node computes the input.
         """
         arena = self._arena
         nodes = slice(extent.base, extent.base + extent.num_nodes)
@@ -283,7 +283,9 @@ class GraphCopies:
             assert earlier is not None
             kept, local[is_earlier] = earlier.locals_of(read), -1 - earlier.locals_of(source[is_earlier])
         types = arena.type[arena.subgraph[read]]
-        return np.array([port, node, np.where(is_value, local, _NO_SOURCE), table]), np.stack((kept, types))
+        reach, has_reach = np.zeros(len(port), np.int64), port < len(arena.reach)
+        reach[has_reach] = arena.reach[:, nodes][port[has_reach], node[has_reach]]
+        return np.array([port, node, np.where(is_value, local, _NO_SOURCE), table, reach]), np.stack((kept, types))
 
     def write(self, forms: Sequence[GraphForm], slots: Ids, bases: Ids, kept_bases: Ids, columns: Ids) -> Ids:
         """Write known graphs, each with the slot of its request and the first number of its nodes.
@@ -418,6 +420,8 @@ def write_copies(state: State, forms: Forms, where: Ids) -> Ids:
         for j in range(forms.sources_begins[form], forms.sources_begins[form + 1]):
             port, node, local = sources[_PORT, j], base + sources[_NODE, j], sources[_SOURCE, j]
             source_table[port, node] = sources[_TABLE, j]
+            if port < state.reach.shape[0]:
+                state.reach[port, node] = sources[_REACH, j]
             if local >= 0:
                 source[port, node] = base + local
             elif local != _NO_SOURCE:

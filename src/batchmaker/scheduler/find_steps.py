@@ -27,11 +27,13 @@ from batchmaker.scheduler.layout import (
     IN_FLIGHT,
     LANE,
     LANE_WORKER,
+    LENGTH_MASK,
     NOBODY,
     NODE_MASK,
     NOWHERE,
     OPEN_ENDED,
     ROW,
+    STEP_SHIFT,
     SUBGRAPH,
     USES,
 )
@@ -242,10 +244,16 @@ def _note_moves(
 @compiled_within
 def _note_inputs(
     nodes: Ids, source: Ids, source_table: Ids, is_host: Flags, at: Ids, first: int, end: int, num_found: int,
-    num_inputs: int,
+    num_inputs: int, num_memories: int,
 ) -> None:  # fmt: skip
-    """Write the tables and rows of the first `num_found` inputs of these positions. The other inputs are lane state."""
-    for port in range(num_found):
+    """Write the tables and rows of the first `num_found` inputs of these positions. The other inputs are lane state.
+
+    Of memories, which are the first inputs, only the tables: see `_note_members`.
+    """
+    for port in range(num_memories):
+        for position in range(first, end):
+            at[NUM_FACTS + port, position] = source_table[port, at[AT_NODE, position]]
+    for port in range(num_memories, num_found):
         for position in range(first, end):
             node = at[AT_NODE, position]
             table = source_table[port, node]
@@ -258,6 +266,39 @@ def _note_inputs(
 
 
 @compiled_within
+def _note_members(
+    nodes: Ids, source: Ids, reach: Ids, at: Ids, first: int, count: int, num_alike: int, goes_on: bool, places: Places,
+    members: Ids, num_members: int,
+) -> tuple[Ids, int]:  # fmt: skip
+    """Write the rows of the memories of equal steps that begin at position `first`, each with `count` positions.
+
+    The outputs of these steps have rows already. Steps of one run share what the last of them reads: that of an earlier
+    one is the beginning of it. goes_on: the step before has the same chains in the same order; they share with it what
+    is no longer now. Returns `members`, which may be a larger array now, and how many are written.
+    """
+    for port in range(places.num_memories):
+        row, length_row = NUM_FACTS + places.num_inputs + port, NUM_FACTS + 2 * places.num_inputs + port
+        for i in range(count):
+            last = first + (num_alike - 1) * count + i
+            node = at[AT_NODE, last]
+            length, apart = reach[port, node] & LENGTH_MASK, reach[port, node] >> STEP_SHIFT
+            begin, before = num_members, at[AT_NODE, first - count + i] if goes_on else node
+            if goes_on and reach[port, before] == reach[port, node]:
+                begin, length = at[row, first - count + i], 0
+            members = _room(members, num_members + length)
+            for step in range(num_alike):
+                position = first + step * count + i
+                at[row, position] = begin
+                at[length_row, position] = reach[port, at[AT_NODE, position]] & LENGTH_MASK
+            read = source[port, node]
+            for k in range(length):
+                members[0, num_members + k] = nodes[ROW, read]
+                read += apart
+            num_members += length
+    return members, num_members
+
+
+@compiled_within
 def _keep(
     nodes: Ids, subgraphs: Ids, source: Ids, source_table: Ids, is_host: Flags, value_ports: Ids, free: Ids,
     places: Places, at: Ids, first: int, end: int, has_lanes: bool, marks: Ids, kept: Ids, num_kept: int, num_free: int,
@@ -265,8 +306,8 @@ def _keep(
     """Give rows to the positions whose outputs are read later, and mark the outputs that go to the host.
 
     Consumers look for the outputs of a run that may stop at its last node, because any step may turn out to be the
-    last. A single node takes over the row of its first child if no other node reads the child, no unfold function holds
-    it, and both use the same pool.
+    last. A step that its own run reads has a row of its own beside that. A single node takes over the row of its first
+    child if no other node reads the child, no unfold function holds it, and both use the same pool.
 
     Returns the number of kept outputs, the number of free rows, and the marks of all these positions together.
     """
@@ -276,6 +317,11 @@ def _keep(
         owner = subgraphs[END, mine] - 1 if subgraphs[OPEN_ENDED, mine] else node
         marks[0, position] = nodes[FETCH, node] | nodes[FETCH, owner]
         all_marks |= marks[0, position]
+        if owner != node and nodes[USES, node] > 0:
+            num_free -= 1
+            nodes[ROW, node] = free[num_free]
+            kept[0, num_kept], kept[1, num_kept] = position, nodes[ROW, node]
+            num_kept += 1
         if nodes[USES, owner] == 0 and not nodes[HELD, owner]:
             continue
         if nodes[ROW, owner] == NOWHERE and not has_lanes and len(value_ports) > 0:
@@ -331,6 +377,7 @@ def find_steps(
     subgraphs: Ids,
     source: Ids,
     source_table: Ids,
+    reach: Ids,
     consumer: Ids,
     is_host: Flags,
     value_ports: Ids,
@@ -351,6 +398,7 @@ def find_steps(
     - value_ports: inputs that some node has fed so far, ascending.
     - free: [num_free or more] free rows of the type's pool; rows are taken from the end.
     - occupant: [lanes] of the worker.
+    - reach: see State.
     - lane_tables: [workers, state inputs].
     - seconds: [max_batch + 1] duration of a step by its number of rows.
     - rows_wanted, rows_needed: of the result; there are no candidates if they are not 0.
@@ -360,16 +408,18 @@ def find_steps(
     ranked, plan_rows = len(ranks) > 0, places.plan_rows
     steps_room = min(limits.max_steps, 8)
     ends, flags = np.zeros((NUM_ENDS, steps_room), np.int64), np.zeros((NUM_FLAGS, steps_room), np.int64)
-    at = np.empty((NUM_FACTS + 2 * places.num_inputs, FIRST_ROOM), np.int64)
+    at = np.empty((NUM_FACTS + 2 * places.num_inputs + places.num_memories, FIRST_ROOM), np.int64)
     marks = np.empty((1, FIRST_ROOM), np.int64)
     done, entering = np.empty((1, FIRST_ROOM), np.int64), np.empty((1, FIRST_ROOM), np.int64)
     kept, left = np.empty((2, FIRST_ROOM), np.int64), np.empty((2, 16), np.int64)
+    members = np.empty((1, 16), np.int64)
     moves = np.empty((1 + 2 * (places.num_inputs - places.num_sequence), 16), np.int64)
     chosen, of = np.empty(limits.max_batch, np.int64), np.empty(limits.max_batch, np.int64)
     latest = np.empty(limits.max_batch, np.int64)
     waiting, waiting_ranks = np.empty(0, np.int64), np.empty(0, np.int64)
     none = int(np.int64(0))  # with a literal 0, numba would compile another version of each function
     num_steps = num_at = num_done = num_entering = num_moves = num_kept = num_left = num_used = all_marks = none
+    num_members = none
     num_held_up = none
     num_free, lanes_wanted, largest, num_latest = places.num_free, 0, 0, 0
     used_s = 0.0
@@ -387,7 +437,7 @@ def find_steps(
             or (count < limits.max_batch and count < FOLLOWING * num_held_up)
         ):
             break
-        if plan_rows and num_free < count:
+        if plan_rows and num_free < count * places.rows_each:
             break
         first_at, num_alike = num_at, 1
         keys, of_keys = chosen[:count], of[: count if ranked else 0]
@@ -397,11 +447,11 @@ def find_steps(
             if used_s + most * seconds[count] > limits.budget_s:
                 most = max(1, int((limits.budget_s - used_s) / seconds[count]))
             if plan_rows:
-                most = min(most, num_free // count)
+                most = min(most, num_free // (count * places.rows_each))
             num_alike = _num_alike(nodes, subgraphs, keys, most)
         num_rows = num_alike * count
         at, marks, done = _room(at, num_at + num_rows), _room(marks, num_at + num_rows), _room(done, num_done + count)
-        entering, kept = _room(entering, num_entering + count), _room(kept, num_kept + num_rows)
+        entering, kept = _room(entering, num_entering + count), _room(kept, num_kept + num_rows * places.rows_each)
         ends, flags = _room(ends, num_steps + num_alike), _room(flags, num_steps + num_alike)
         is_dense = goes_on and flags[IS_DENSE, num_steps - 1] > 0
         if not goes_on:
@@ -438,12 +488,19 @@ def find_steps(
             waiting, waiting_ranks = joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
         if plan_rows:
             num_found = places.num_sequence if has_lanes else places.num_inputs
-            _note_inputs(nodes, source, source_table, is_host, at, first_at, num_at, num_found, places.num_inputs)
+            _note_inputs(
+                nodes, source, source_table, is_host, at, first_at, num_at, num_found, places.num_inputs,
+                places.num_memories,
+            )  # fmt: skip
             num_kept, num_free, found_marks = _keep(
                 nodes, subgraphs, source, source_table, is_host, value_ports, free, places, at, first_at, num_at,
                 has_lanes, marks, kept, num_kept, num_free,
             )  # fmt: skip
             all_marks |= found_marks
+            if places.num_memories > 0:
+                members, num_members = _note_members(
+                    nodes, source, reach, at, first_at, count, num_alike, goes_on, places, members, num_members
+                )
         for step in range(num_alike):  # a run can end only with the last of these
             begin = first_at + step * count
             num_done, held = _note_done(nodes, subgraphs, at, begin, begin + count, done, num_done)
@@ -467,5 +524,5 @@ def find_steps(
         num_steps, lanes_wanted, rows_wanted, rows_needed, largest, ends[:, :num_steps], flags[:, :num_steps],
         at[:, :num_at],
         done[0, :num_done], entering[0, :num_entering], moves[:, :num_moves], left[:, :num_left],
-        kept[:, :num_kept], marks[0, :num_at], all_marks, num_used, waiting, num_free,
+        kept[:, :num_kept], members[:, :num_members], marks[0, :num_at], all_marks, num_used, waiting, num_free,
     )  # fmt: skip

@@ -12,16 +12,20 @@ from batchmaker.scheduler.layout import (
     DONE,
     ID,
     LEFT,
+    LENGTH_MASK,
     NOBODY,
     NODE_MASK,
     NODES,
     NOWHERE,
+    NUM_MEMORIES,
     NUM_ROWS,
     NUM_RUNNING,
+    OVER,
     PLACES,
     RANK,
     READY,
     SLOTS,
+    STEP_SHIFT,
     STEPS_ON,
 )
 from batchmaker.scheduler.state import SchedulerState
@@ -30,6 +34,7 @@ from batchmaker.scheduler.state import SchedulerState
 def check_state(state: SchedulerState) -> None:
     """Raise InvariantError with the first contradiction that is found."""
     _check_rows(state)
+    _check_memories(state)
     _check_lanes(state)
     _check_ready(state)
     _check_workers(state)
@@ -70,6 +75,36 @@ def _check_rows(state: SchedulerState) -> None:
     unused = (arena.uses[owners] == 0) & (arena.held[owners] == 0) & (arena.state[owners] == DONE)
     _require(not unused.any(), "a finished node without readers holds a row")
     _require(not (arena.uses[nodes] < 0).any(), "a node was read more often than it has readers")
+
+
+def _check_memories(state: SchedulerState) -> None:
+    """What a node reads as a memory has a row from when it has run until the reader has, or the last step of its run.
+
+    No step after the reader is in it.
+    """
+    arena = state.arena
+    if not state.plan_rows or not len(arena.reach):
+        return
+    alive = [slot for slot in state.slots if arena.is_alive(slot)]
+    spans = [np.arange(base, base + count) for base, count in arena.spans_of(alive).tolist()]
+    for node in np.concatenate(spans).tolist() if spans else ():
+        mine = arena.subgraph[node]
+        end = int(arena.end[mine])
+        if arena.state[end - 1 if end else node] == DONE or arena.open_ended[mine] == OVER:
+            continue
+        for port in range(int(arena.types[NUM_MEMORIES, arena.type[mine]])):
+            reach = int(arena.reach[port, node])
+            read = arena.source[port, node] + (reach >> STEP_SHIFT) * np.arange(reach & LENGTH_MASK)
+            own = end > 0 and arena.source[port, node] == arena.head[mine]
+            _require(not own or not len(read) or read[-1] == node - 1, "a step's own memory ends elsewhere")
+            _require(bool((arena.uses[read] > 0).all()), "a memory was given back before it was read")
+            done = read[[_is_done(state, one) for one in read.tolist()]]
+            _require(own or bool((arena.row[done] != NOWHERE).all()), "a memory that has been computed has no row")
+
+
+def _is_done(state: SchedulerState, node: int) -> bool:
+    end = int(state.arena.end[state.arena.subgraph[node]])
+    return bool(state.arena.state[end - 1 if end else node] == DONE)
 
 
 def _check_lanes(state: SchedulerState) -> None:

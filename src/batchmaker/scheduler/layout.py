@@ -71,8 +71,8 @@ or the next free one."""
 (
     MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_SEQUENCE, NUM_OUTPUTS, POOL, NUM_PORTS, NUM_RUNNING, NUM_PASSED, PLACES,
     QUEUE_BEGIN, QUEUE_END, HEAD_OF_QUEUE, TAIL_OF_QUEUE, PRIORITY, JUST_RAN, PASSED_OVER, INDEPENDENT,
-    MINI_BATCH_DEPTHS, LEFT_DEPTHS, TYPE_FIELDS,
-) = (*range(19), 20, 22)  # fmt: skip
+    NUM_MEMORIES, OWN_MEMORY, MINI_BATCH_DEPTHS, LEFT_DEPTHS, TYPE_FIELDS,
+) = (*range(21), 22, 24)  # fmt: skip
 """
 - MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_OUTPUTS: of the cell. NUM_SEQUENCE: how many inputs a run takes anew at each
   step, the others being its state; NOWHERE until the type is used in a run.
@@ -82,8 +82,13 @@ or the next free one."""
 - QUEUE_BEGIN, QUEUE_END: its part of `State.queue`. HEAD_OF_QUEUE, TAIL_OF_QUEUE: where its ready nodes are in it.
 - PRIORITY: of the cell. JUST_RAN: 1 if it counts as running because it ran last (see Scheduler, `take_turns`).
 - PASSED_OVER: see `overdue_first`. INDEPENDENT: see `Frontiers`.
+- NUM_MEMORIES: how many of its first inputs are memories (see CellType). OWN_MEMORY: 1 if one of them is the run's own.
 - MINI_BATCH_DEPTHS, LEFT_DEPTHS: two rows each, a number of nodes and the sum of their depths; see `Depths`.
 """
+
+STEP_SHIFT: Final = 32
+"""State.reach: above so many bits the step from one node of a memory to the next, below the number of its nodes."""
+LENGTH_MASK: Final = (1 << STEP_SHIFT) - 1
 
 ROWS_BEGIN, NUM_FREE, NUM_ROWS, FIRST_TABLE, END_TABLE, POOL_FIELDS = range(6)
 """ROWS_BEGIN: the pool's part of `State.free_rows`, NUM_ROWS long. NUM_FREE: free rows, at its beginning; rows are

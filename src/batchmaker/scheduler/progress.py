@@ -25,6 +25,7 @@ from batchmaker.scheduler.layout import (
     LANE,
     LANE_WORKER,
     LEFT,
+    LENGTH_MASK,
     NEXT_SEQUENCE,
     NOBODY,
     NODE_BITS,
@@ -44,6 +45,7 @@ from batchmaker.scheduler.layout import (
     SEQUENCE,
     SPAN,
     STATE,
+    STEP_SHIFT,
     SUBGRAPH,
     SUBMITTED,
     TYPE,
@@ -161,6 +163,39 @@ def end_step(
                 num_unused += 1
         found[k] = num_unused
     return unused[:num_unused], found
+
+
+@compiled_within
+def forget_memories(
+    of_nodes: Ids, of_subgraphs: Ids, source: Ids, source_table: Ids, reach: Ids, num_memories: int, nodes: Ids
+) -> Ids:
+    """Note that these nodes, single ones and the last ones of runs, and all their runs will not read memories again.
+
+    num_memories: of their cell. Returns the nodes whose rows nobody will read any more, each once.
+    """
+    most = 0
+    for i in range(len(nodes)):
+        node = nodes[i]
+        for port in range(num_memories):
+            most += (reach[port, node] & LENGTH_MASK) + 1
+    unused, num_unused = np.empty(most, np.int64), 0
+    for i in range(len(nodes)):
+        node = nodes[i]
+        mine = of_nodes[SUBGRAPH, node]
+        for port in range(num_memories):
+            if source_table[port, node] == ZERO_TABLE:
+                continue
+            read, apart = source[port, node], reach[port, node] >> STEP_SHIFT
+            length = reach[port, node] & LENGTH_MASK
+            if of_subgraphs[END, mine] > 0 and read == of_subgraphs[HEAD, mine]:
+                length += 1  # its own steps, of which this is the last
+            for _ in range(length):
+                of_nodes[USES, read] -= 1
+                if of_nodes[USES, read] == 0 and not of_nodes[HELD, read] and of_nodes[ROW, read] != NOWHERE:
+                    unused[num_unused] = read
+                    num_unused += 1
+                read += apart
+    return unused[:num_unused]
 
 
 @compiled_within

@@ -14,16 +14,18 @@ from batchmaker.scheduler.layout import (
     MAX_BATCH,
     NOBODY,
     NUM_LANES,
+    NUM_MEMORIES,
     NUM_PORTS,
     NUM_RUNNING,
     NUM_SEQUENCE,
     OWN_TYPE_FOLLOWS,
+    PLAN_ROWS,
     STEERING_ON,
     STEPS_ON,
     TASKS_ON,
 )
 from batchmaker.scheduler.leave import end_those_done, leave_all
-from batchmaker.scheduler.progress import end_step, finish, free_rows, release, stop_or_go_on
+from batchmaker.scheduler.progress import end_step, finish, forget_memories, free_rows, release, stop_or_go_on
 from batchmaker.scheduler.queues import put, ranks_of, sort
 from batchmaker.scheduler.step_times import learn_steps
 from batchmaker.scheduler.steps import (
@@ -140,6 +142,12 @@ def retire(
         sort(following, ranks)
         put(types, queue, type_id, following, ranks)
         done = _joined(done, stopped_last)
+    if types[NUM_MEMORIES, type_id] > 0 and state.rules[PLAN_ROWS]:
+        forgotten = forget_memories(
+            nodes, subgraphs, state.source, state.source_table, state.reach, types[NUM_MEMORIES, type_id], done
+        )
+        sort(forgotten, forgotten[:0])
+        free_rows(nodes, subgraphs, types, state.pools, state.free_rows, forgotten)
     if len(done) > 0:
         waiting, over, places = finish(
             nodes, subgraphs, state.consumer, requests, state.rules[OWN_TYPE_FOLLOWS] > 0, done

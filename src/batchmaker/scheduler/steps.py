@@ -61,6 +61,9 @@ class Places(NamedTuple):
     - first_table, end_table: tables of the pool, from the first to before the end.
     - num_inputs: number of inputs of the cell.
     - num_sequence: how many of them a run takes anew at each step. The others are its state.
+    - num_memories: how many of its first inputs are memories.
+    - rows_each: the most rows that a position takes: two if it may be a step of a run that may stop and that reads its
+      own steps, one for these and one for the run's result.
     """
 
     plan_rows: bool
@@ -70,6 +73,8 @@ class Places(NamedTuple):
     end_table: int
     num_inputs: int
     num_sequence: int
+    num_memories: int
+    rows_each: int
 
 
 class Steps(NamedTuple):
@@ -82,13 +87,15 @@ class Steps(NamedTuple):
     - largest: rows of the largest step.
     - ends: [NUM_ENDS, steps].
     - flags: [NUM_FLAGS, steps], 0 or 1.
-    - at: [NUM_FACTS + 2 * inputs, positions] node, subgraph and lane, then the table of each input, then the row of
-      each.
+    - at: [NUM_FACTS + 2 * inputs + memories, positions] node, subgraph and lane, then the table of each input, then the
+      row of each, then how many rows each memory has. The row of a memory is its first place in `members`.
     - done: nodes that are done with their step.
     - entering: nodes whose state inputs are read from rows, not from a lane. In a step without lanes: all its nodes.
     - moves: [1 + 2 * state inputs, moves] position, then the table of each state input, then the row of each.
     - left: [2, lanes] worker and lane that chains have left.
-    - kept: [2, kept] position and row.
+    - kept: [2, kept] position and row; a position may come twice.
+    - members: [1, members] the rows of memories, those of one reader together. Steps of a run that are taken at once
+      share them.
     - marks: [positions] bits of the outputs that go to the host; all_marks: bits of any position.
     - num_used: number of candidates that were taken.
     - ready: nodes that have become ready and were not taken.
@@ -108,6 +115,7 @@ class Steps(NamedTuple):
     moves: Ids
     left: Ids
     kept: Ids
+    members: Ids
     marks: Ids
     all_marks: int
     num_used: int
@@ -120,8 +128,9 @@ class Steps(NamedTuple):
     NUM_STEPS, LANES_WANTED, ROWS_WANTED, ROWS_NEEDED, LARGEST, ALL_MARKS, ALL_FLAGS, OF_TYPE, ON_WORKER, FIRST_PART,
 ) = range(10)  # fmt: skip
 (
-    PART_ENDS, PART_FLAGS, PART_AT, PART_DONE, PART_ENTERING, PART_LEFT, PART_MOVES, PART_KEPT, PART_MARKS, PARTS,
-) = map(number, range(10))  # fmt: skip
+    PART_ENDS, PART_FLAGS, PART_AT, PART_DONE, PART_ENTERING, PART_LEFT, PART_MOVES, PART_KEPT, PART_MARKS,
+    PART_MEMBERS, PARTS,
+) = map(number, range(11))  # fmt: skip
 HEADER: Final = number(FIRST_PART + 3 * PARTS)
 
 
@@ -156,6 +165,7 @@ def packed(steps: Steps, type_id: int, worker: int) -> Ids:
     num_kept, num_left = steps.kept.shape[1], steps.left.shape[1]
     size = HEADER + (NUM_ENDS + NUM_FLAGS) * steps.num_steps + (rows + 1) * steps.at.shape[1] + len(steps.done)
     size += len(steps.entering) + 2 * num_left + steps.moves.shape[0] * num_moves + 2 * num_kept
+    size += steps.members.shape[1]
     task = np.empty(size, np.int64)
     task[NUM_STEPS], task[LANES_WANTED], task[LARGEST] = steps.num_steps, steps.lanes_wanted, steps.largest
     task[ROWS_WANTED], task[ROWS_NEEDED], task[ALL_MARKS] = steps.rows_wanted, steps.rows_needed, steps.all_marks
@@ -171,7 +181,8 @@ def packed(steps: Steps, type_id: int, worker: int) -> Ids:
     end = _add(task, PART_LEFT, steps.left, end)
     end = _add(task, PART_MOVES, steps.moves, end)
     end = _add(task, PART_KEPT, steps.kept, end)
-    _add_row(task, PART_MARKS, steps.marks, end)
+    end = _add_row(task, PART_MARKS, steps.marks, end)
+    _add(task, PART_MEMBERS, steps.members, end)
     return task
 
 

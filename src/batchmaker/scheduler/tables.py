@@ -30,7 +30,8 @@ class State(NamedTuple):
 
     - nodes: [NODE_FIELDS, nodes]. subgraphs: [SUBGRAPH_FIELDS, subgraphs]. consumer: [edges] the node that reads.
     - source_table, source: [ports, nodes] for each input, its table and the node that computes it. `source` means
-      nothing for host tables and ZERO_TABLE.
+      nothing for host tables and ZERO_TABLE. Of an input that is a memory: the table and the first of its nodes.
+    - reach: [memories, nodes] for each memory of a node, how many nodes it has and how far apart (see STEP_SHIFT).
     - requests: [REQUEST_FIELDS, slots]. extents: [EXTENT_FIELDS, extents].
     - types: [TYPE_FIELDS, types]. ports: [types, ports] the inputs that some node has fed so far, ascending. seconds,
       known_s: [types, largest batch + 1] of a step, by its rows; and [types, doublings] of these as measured, NaN where
@@ -68,6 +69,7 @@ class State(NamedTuple):
     rules: Ids
     budget_s: NDArray[np.float64]
     known_s: NDArray[np.float64]
+    reach: Ids
 
 
 MOST_AXES: Final = 3
@@ -150,4 +152,5 @@ def state_at(a: Ids) -> State:
         table_at(a, 7), table_at(a, 8), _floats_at(a, 9), table_at(a, 10), table_at(a, 11), row_at(a, 12),
         _flags_at(a, 13), table_at(a, 14), _block_at(a, 15), row_at(a, 16), _block_at(a, 17), table_at(a, 18),
         row_at(a, 19), row_at(a, 20), row_at(a, 21), _floats_at(a, 22), _floats_at(a, 23),
+        table_at(a, 24),
     )  # fmt: skip

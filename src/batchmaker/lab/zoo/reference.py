@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from batchmaker.compile.export import flat_module, flat_outputs, infer_outputs
+from batchmaker.compile.memories import TRIED_ROOM, with_rooms
 from batchmaker.errors import ShapeError
-from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, NodeBlock, Run
+from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, MemoryRead, NodeBlock, Run
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.model.cell import Cell
 from batchmaker.model.initial_state import initial_state
@@ -61,10 +62,13 @@ class PlainTypes:
     def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = ()) -> CellType:
         """Give a cell a type of its own for these inputs. Its outputs are found by running its module."""
         name = cell.name or type(cell.module).__name__
-        module = flat_module(cell.module)
-        outputs = infer_outputs(module, inputs, f"cell {name!r}")
+        module, memories = flat_module(cell.module_for(inputs)), cell.memory_outputs
+        flat = with_rooms(inputs, len(memories), TRIED_ROOM)
+        outputs = infer_outputs(module, flat, f"cell {name!r}")
         number = TypeId(len(self.types))
-        made = CellType(number, name, inputs, outputs, cell.batch_sizes, cell.priority, cell.host_outputs)
+        made = CellType(
+            number, name, inputs, outputs, cell.batch_sizes, cell.priority, cell.host_outputs, memories=memories
+        )  # fmt: skip
         self.types.append(made)
         self.modules.append(module)
         self._known[cell] = made
@@ -92,6 +96,7 @@ class _Values:
     def __init__(self, types: PlainTypes) -> None:
         self._types = types
         self._rows: dict[tuple[int, int], Tensor] = {}
+        self._memories: dict[tuple[int, int], MemoryRead] = {}  # by node and input
         self._ends: dict[int, int] = {}  # last node of a loop that ended early -> the node of its end
 
     def lookup(self, node: int, output: int) -> Any:
@@ -107,6 +112,9 @@ class _Values:
             values = given.values.copy() if isinstance(given.values, np.ndarray) else given.values
             for i, node in enumerate(np.r_[given.rows(0)].tolist()):
                 host[node, given.port] = torch.as_tensor(values[i : i + 1])
+        self._memories.update({
+            (read.first + i, read.port): read for read in graph.memories for i in range(read.count)
+        })  # fmt: skip
         parts: list[NodeBlock | Run] = [*graph.blocks, *graph.runs]
         for part in sorted(parts, key=lambda part: part.first):
             if isinstance(part, Run):
@@ -117,9 +125,10 @@ class _Values:
     def _block(self, block: NodeBlock, host: dict[tuple[int, int], Tensor]) -> None:
         for i, number in enumerate(block.types.tolist()):
             node = block.first + i
-            inputs = [
+            cell = self._types.types[number]
+            inputs = self._memory(cell, node) + [
                 self._given(int(block.sources[port, i]), int(block.outputs[port, i]), host, (node, port))
-                for port in range(len(self._types.types[number].inputs))
+                for port in range(len(cell.memories), len(cell.inputs))
             ]
             self._call(number, node, inputs)
 
@@ -128,8 +137,10 @@ class _Values:
         state = [self._start(run, cell, i, host) for i in range(len(run.init))]
         for step in range(run.length):
             node = run.first + step
-            inputs = []
+            inputs = self._memory(cell, node)
             for port, column in enumerate(run.sequences):
+                if port < len(cell.memories):
+                    continue
                 if column is None:
                     inputs.append(host[node, port])
                 else:
@@ -139,6 +150,17 @@ class _Values:
             if any(_has_ended(until, outputs[output]) for output, until in ends):
                 self._ends[run.last] = node
                 break
+
+    def _memory(self, cell: CellType, node: int) -> list[Tensor]:
+        """Return the rows and the number of each memory of a node, without room for more."""
+        inputs = []
+        for port, spec in enumerate(cell.inputs[: len(cell.memories)]):
+            read = self._memories[node, port]
+            sources = range(read.first, node) if read.own else read.sources.tolist()
+            rows = [self._rows[source, read.output] for source in sources]
+            empty = torch.zeros((1, 1, *spec.shape), dtype=getattr(torch, spec.dtype))
+            inputs += [torch.stack(rows, 1) if rows else empty, torch.tensor([len(rows)])]
+        return inputs
 
     def _start(self, run: Run, cell: CellType, index: int, host: dict[tuple[int, int], Tensor]) -> Tensor:
         source, output = run.init[index]
