@@ -193,7 +193,7 @@ class Recorder:
         if value.origin is not self:
             raise foreign("the result or a `yield` of unfold")
         if isinstance(value, Value):
-            if value.node < 0:  # `is_missing`, without a call
+            if value.is_missing:
                 raise never_computed("the result or a `yield` of unfold")
             key = (value.node, value.output)
             if key not in self._fetched:
@@ -249,7 +249,7 @@ class Recorder:
     def check(self, cell: CellType, port: int, argument: Argument | SequenceArgument) -> None:
         """ShapeError unless the input accepts the argument, InvalidRequestError if it belongs to another request."""
         of = argument if isinstance(argument, HostValues) else argument.of
-        if type(argument) is Value and argument.node < 0:  # `is_missing`, without a call
+        if type(argument) is Value and argument.is_missing:
             raise never_computed(f"cell {cell.name!r}, input {port}")
         spec, declared = of.spec, cell.inputs[port]
         if spec is not declared and not spec.is_like(declared):

@@ -150,7 +150,6 @@ def sequence_of(values: Sequence[Value], where: str) -> ValueSequence:
         raise foreign(where)
     if len({(of.index, of.spec.row_signature) for of in kinds}) > 1:
         raise InvalidRequestError(f"{where}: the values of a sequence must all be the same output of like cells")
-    nodes = np.array([value.node for value in values])
-    if nodes.min() < 0:
+    if any(value.is_missing for value in values):
         raise never_computed(where)
-    return ValueSequence(nodes, values[0].of, holds=tuple(values))
+    return ValueSequence(np.array([value.node for value in values]), values[0].of, holds=tuple(values))
