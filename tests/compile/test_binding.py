@@ -332,7 +332,7 @@ def test_warm_up_runs_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran == [("call", 1), ("call", 4)]
     ran.clear()
     bound.split(1).warm_up([1, 4], [8])
-    assert ran == [("step", 1), ("step", 4), ("hoist", 8)]
+    assert ran[:3] == [("step", 1), ("step", 4), ("hoist", 8)], "then its compiled call is measured"
 
 
 def test_dropout_is_off_and_no_gradient_is_kept() -> None:

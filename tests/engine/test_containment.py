@@ -101,7 +101,7 @@ class Loops(bm.Model):
         self.count = bm.Cell(Count(), max_batch=8, host_outputs=(0,))
 
     def unfold(self, n: int) -> Any:
-        return self.count.loop((0,), until=3, max_steps=n)
+        return self.count.loop((0,), until=lambda numbers: numbers == 3, max_steps=n)
 
 
 class Totals(bm.Model):

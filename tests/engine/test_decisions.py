@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -545,3 +546,87 @@ def test_a_sequence_keeps_what_decisions_made_of_its_state() -> None:
         for sequence in sequences:
             sequence.close()
     assert_balanced(engine)
+
+
+# --- beside other things that models do -------------------------------------------------------------------------------
+
+
+class Up(nn.Module):
+    """n -> n + 1."""
+
+    def forward(self, n: Tensor) -> Tensor:
+        return n + 1
+
+
+class Pair(nn.Module):
+    """n -> a row of n and 2n."""
+
+    def forward(self, n: Tensor) -> Tensor:
+        return torch.stack((n, 2 * n), -1)
+
+
+class AfterLoop(bm.Model):
+    """The end of a `loop` with `until` decides, and is what a branch returns."""
+
+    def __init__(self) -> None:
+        self.up, self.pair = bm.Cell(Up(), host_outputs=(0,)), bm.Cell(Pair())
+        self.mix, self.test = bm.Cell(Mix()), bm.Cell(Test())
+
+    def unfold(self, first: int) -> Any:
+        n = self.up.loop(first, until=7, max_steps=50)
+        row = self.pair(n)
+        even, three, _ = self.test(row)
+        return bm.cond(even, lambda: (self.mix(row, row), n), lambda: (row, n)), bm.switch(three, [lambda: n] * 3)
+
+
+def test_the_end_of_a_loop_with_until_can_be_decided_on_and_returned() -> None:
+    with bm.Engine(AfterLoop(), threads=1) as engine:
+        for _ in range(3):
+            for (row, n), again in engine.map([1, 3, 6], progress=False):
+                assert (row.tolist(), n, again) == ([7, 14], 7, 7)
+
+
+def test_a_saved_model_decides_as_before(tmp_path: Path) -> None:
+    bm.save(Numbers(), tmp_path / "numbers", example_request=3)
+    with bm.Engine(bm.load(tmp_path / "numbers"), threads=1) as engine:
+        assert [one.tolist() for one in engine.map([3, 1], progress=False)] == [[1, 2, 3], [1]]
+
+
+class Averaged(nn.Module):
+    """rows, number, x -> the sum of the rows and x."""
+
+    def forward(self, rows: Tensor, number: Tensor, x: Tensor) -> Tensor:
+        there = torch.arange(rows.shape[1]) < number.unsqueeze(-1)
+        return (rows * there.unsqueeze(-1)).sum(1) + x
+
+
+class ReadsMemory(bm.Model):
+    """A cell with a memory: before a decision, or inside one."""
+
+    def __init__(self, *, inside: bool) -> None:
+        self.mix, self.test = bm.Cell(Mix()), bm.Cell(Test())
+        self.sum = bm.Cell(Averaged(), memory="rows")
+        self.inside = inside
+
+    def unfold(self, x: Any) -> Any:
+        rows = self.mix.map([x, x], [x, x])
+        even = self.test(self.mix(x, x))[0]
+        if self.inside:
+            return bm.cond(even, lambda: self.sum(rows, x), lambda: self.mix(x, x))
+        total = self.sum(rows, x)
+        return bm.cond(even, lambda: self.mix(total, total), lambda: total)
+
+
+def test_a_memory_is_read_before_decisions_and_refused_inside_them() -> None:
+    x = torch.tensor([3, 4])
+    mixed = Mix()(x[None], x[None])[0]
+    total = 2 * mixed + x
+    wanted = Mix()(total[None], total[None])[0] if mixed.sum() % 2 == 0 else total
+    with bm.Engine(ReadsMemory(inside=False), threads=1) as engine:
+        for _ in range(3):
+            assert engine.submit(x).result(60).tolist() == wanted.tolist()
+    with (
+        bm.Engine(ReadsMemory(inside=True), threads=1) as engine,
+        pytest.raises(ModelError, match="with a memory cannot"),
+    ):
+        engine.submit(x).result(60)

@@ -131,6 +131,8 @@ class CellForms:
         graph, device = self._graph, self._plain.device
         if graph is None or device != CPU or self._deterministic:
             return None
+        if any(spec.dtype in ("bfloat16", "float16") for spec in (*inputs, *outputs)):
+            return None
         loop = find_node_loop(graph, inputs, outputs)
         if loop is None or not self._plain.tried.computes_the_same(lambda rows, _: loop.call(rows, outputs), device):
             return None

@@ -35,6 +35,7 @@ from batchmaker.compile.state_steps import (
     run_states,
 )
 from batchmaker.compile.typed import KINDS
+from batchmaker.errors import RAISED_BY_USERS
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.choice import least_s
 from batchmaker.kernels.cpu.steps import BLOCK, Flags
@@ -357,8 +358,12 @@ class StateChoice:
                     ratios[n] = 1.0
                     continue
                 looped = loop.trial(rows, _STEPS)
-                looped()  # compile or load it
-                mine, others = least_s([looped, stepped])
+                try:
+                    looped()  # compile or load it
+                    mine, others = least_s([looped, stepped])
+                except RAISED_BY_USERS:  # such as a counter that points beyond a table of fixed room after some steps
+                    ratios[n] = 1.0
+                    continue
                 ratios[n] = mine / (_STEPS * max(others, 1e-9))
             sizes = sorted(ratios)
             self.faster = np.interp(np.arange(largest + 1), sizes, [ratios[n] for n in sizes]) < 1

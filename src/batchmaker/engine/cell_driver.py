@@ -26,11 +26,11 @@ from batchmaker.model.template_cache import ProvenTemplates, TemplateCache
 from batchmaker.model.unfolding import computed, end_of_loop
 from batchmaker.scheduler.commands import (
     Admit,
-    Begun,
     Collect,
     Command,
     Decided,
     Fail,
+    NodesBegun,
     Read,
     Reply,
     Reserve,
@@ -227,8 +227,8 @@ class CellDriver:
                     self._run(cast(RunTask, command), woken)
                 elif kind is Reserve:
                     self._executor.reserve(cast(Reserve, command))
-                elif kind is Begun:
-                    self._brought.enter((), (), cast(Begun, command).num_nodes)
+                elif kind is NodesBegun:
+                    self._brought.enter((), (), cast(NodesBegun, command).num_nodes)
                 elif kind is Collect:
                     self._collect(cast(Collect, command))
                 elif kind is Decided:

@@ -62,7 +62,7 @@ class Choice:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Loop:
+class WhileLoop:
     """`while_loop`. Its slots `state` hold the state: at first that of `init`, then what the body last gave.
 
     - going: slot of the value that says whether the body runs at all; NO_SLOT if it always does.
@@ -99,7 +99,7 @@ class Pick:
     result: int
 
 
-Item = Segment | Choice | Loop | Pick
+Item = Segment | Choice | WhileLoop | Pick
 
 
 @final
@@ -147,10 +147,10 @@ def _key(item: Item) -> object:
         return (Segment, None if item.graph is None else graph_key(item.graph), item.arguments, item.exports)
     if isinstance(item, Choice):
         return (Choice, item.index, tuple(map(_branch_key, item.branches)), item.results, item.is_cond)
-    if isinstance(item, Loop):
+    if isinstance(item, WhileLoop):
         body = _branch_key(item.body)
         parts = (item.going, item.state, item.init, item.limit, item.progress, item.tests, item.filters, item.collected)
-        return (Loop, body, *parts)
+        return (WhileLoop, body, *parts)
     return (Pick, item.index, item.first, item.count, item.step, item.result)
 
 

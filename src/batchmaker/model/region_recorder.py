@@ -24,9 +24,9 @@ from batchmaker.graph.regions import (
     ARGUMENT,
     NO_SLOT,
     Choice,
-    Loop,
     Pick,
     Region,
+    WhileLoop,
 )
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import Collected, HostValues, Output, Value, ValueSequence
@@ -369,7 +369,7 @@ class Decisions:
         parts = LoopParts(region, body)
         outside = [slot for slot in body.captured if slot not in state]
         region.wait(item, [slot for slot in (first, *begins, *outside) if slot != NO_SLOT])
-        region.items[item] = lambda: Loop(
+        region.items[item] = lambda: WhileLoop(
             first, body.branch(), tuple(state), tuple(begins), most, progress, tests, filters, tuple(parts.collected)
         )
         result, place = list[Any](), 0

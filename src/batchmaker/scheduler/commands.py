@@ -271,7 +271,7 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class NodesBegun:
     """Values have let more nodes begin: the nodes below `num_nodes` may run from now on."""
 
     num_nodes: int
@@ -296,7 +296,7 @@ class Decided:
     num_nodes: int
 
 
-Command = Reserve | Admit | RunTask | Read | Reply | Fail | Begun | Collect | Decided
+Command = Reserve | Admit | RunTask | Read | Reply | Fail | NodesBegun | Collect | Decided
 """The driver must carry out commands in the order in which they come."""
 
 

@@ -25,13 +25,13 @@ from batchmaker.policies.order import READY_SHARE
 from batchmaker.scheduler.batching import TASKS_WORTH, Batcher
 from batchmaker.scheduler.commands import (
     Admit,
-    Begun,
     Collect,
     Command,
     Decided,
     Fail,
     FailureKind,
     Grow,
+    NodesBegun,
     Reply,
     always,
 )
@@ -513,7 +513,7 @@ class Scheduler(View):
         if said.begun.shape[1]:
             slots, forms, bases = said.begun
             graphs = [self._frames.patterns[form] for form in forms.tolist()]
-            commands.append(Begun(int(state.arena.counts[NODES])))
+            commands.append(NodesBegun(int(state.arena.counts[NODES])))
             if state.observed or self._urgency is not None:
                 self._note_begun(slots, bases, graphs)
         for slot, number, node, output in said.collected:

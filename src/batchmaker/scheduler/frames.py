@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.graph.cell_graph import HOST, CellGraph
-from batchmaker.graph.regions import ARGUMENT, Branch, Choice, Item, Loop, Pick, Region, Segment
+from batchmaker.graph.regions import ARGUMENT, Branch, Choice, Item, Pick, Region, Segment, WhileLoop
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler import decide
 from batchmaker.scheduler.arena import Arena
@@ -298,7 +298,7 @@ class Frames:
             (decide.HELD_AT, held), (decide.NUM_HELD, len(region.held)), (decide.FREE, NOWHERE),
         ):  # fmt: skip
             header[int(word)] = int(value)
-        collected = sum([len(item.collected) for item in region.items if isinstance(item, Loop)])
+        collected = sum([len(item.collected) for item in region.items if isinstance(item, WhileLoop)])
         words = (
             region.num_slots + 2 * len(items) + len(region.outputs) + sum([count for _, count, _ in region.held])
             + int(decide.SAID_WORDS) * (collected + 2) + 16
@@ -316,7 +316,7 @@ class Frames:
             kind, words = CHOICE, [
                 item.index, int(item.is_cond), branches, len(item.branches), self._add(item.results), len(item.results),
             ]  # fmt: skip
-        elif isinstance(item, Loop):
+        elif isinstance(item, WhileLoop):
             kind, words = LOOP, [
                 item.going, self._add(self._branch_words(item.body)), self._add(item.state), len(item.state),
                 self._add(item.init), item.limit, item.progress, int(item.tests), int(item.filters),
