@@ -14,6 +14,7 @@ from batchmaker.errors import InvalidRequestError, ModelError
 from batchmaker.graph.work import work_of
 from batchmaker.lab import zoo
 from batchmaker.lab.zoo.blueprint import Blueprint, blueprint
+from batchmaker.lab.zoo.reference import interpreted
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.unfolding import Unfolding
 
@@ -84,6 +85,33 @@ class Waits(bm.Model):
     def unfold(self, request: Any) -> Any:
         value = yield self.increment(torch.tensor(request))
         return self.increment(torch.tensor(value))
+
+
+class IsPositive(nn.Module):
+    """x -> whether it is above 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x > 0
+
+
+class Decides(bm.Model):
+    """Asks a cell which other one is to run."""
+
+    example_request = 0.0
+
+    def __init__(self) -> None:
+        self.increment, self.is_positive = bm.Cell(Increment()), bm.Cell(IsPositive())
+
+    def unfold(self, request: Any) -> Any:
+        value = self.increment(request)
+        return bm.cond(self.is_positive(value), lambda: self.increment(value), lambda: value)
+
+
+def test_a_model_that_decides_by_values_is_neither_simulated_nor_interpreted() -> None:
+    with pytest.raises(ModelError, match="decides by values"):
+        Blueprint("decides", Decides())
+    with pytest.raises(ModelError, match="decides by values"):
+        interpreted(Decides(), 0.0)
 
 
 def test_a_model_that_waits_for_values_cannot_be_simulated() -> None:

@@ -47,9 +47,11 @@ class SavedRecording:
     def _unfold(self, request: Any) -> CellGraph:
         unfolding = Unfolding(self._model, self._registry, request)
         unfolding.start()
-        if unfolding.open or unfolding.loops:
+        if unfolding.open or unfolding.loops or unfolding.decided is not None:
             unfolding.close()
             waits = "waits for values (`yield`)" if unfolding.open else "ends a loop by a value (`until=`)"
+            if unfolding.decided is not None:
+                waits = "decides by values (cond, switch, while_loop or at)"
             raise ModelError(
                 f"{type(self._model).__name__}.unfold {waits}: its graphs depend on what the cells compute, and "
                 "nothing is computed to learn a policy. Learn for models whose graphs follow from the request alone, "

@@ -63,6 +63,11 @@ class Blueprint:
                     f"{type(self._model).__name__}.unfold waits for values (`yield`), which a simulation does not "
                     "compute. Write the loop with cell.loop(...)."
                 )
+            if unfolding.decided is not None:
+                raise ModelError(
+                    f"{type(self._model).__name__}.unfold decides by values (cond, switch, while_loop or at), which a "
+                    "simulation does not compute."
+                )
             self._known[key] = SimulatedRequest(_open_ended(unfolding.graph), int(self._model.length(request)))
         return self._known[key]
 

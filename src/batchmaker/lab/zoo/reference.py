@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from batchmaker.compile.export import flat_module, flat_outputs, infer_outputs
 from batchmaker.compile.memories import TRIED_ROOM, with_rooms
-from batchmaker.errors import ShapeError
+from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, MemoryRead, NodeBlock, Run
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.model.cell import Cell
@@ -38,6 +38,11 @@ def interpreted(model: Model, request: Any) -> Any:
     with torch.no_grad():
         try:
             unfolding.start()
+            if unfolding.decided is not None:
+                raise ModelError(
+                    f"{type(model).__name__}.unfold decides by values (cond, switch, while_loop or at), which is not "
+                    "interpreted here; give the model a method `alone`"
+                )
             values.compute(unfolding.graph, unfolding.loops)
             while unfolding.open:
                 unfolding.resume(values.lookup)
