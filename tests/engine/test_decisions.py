@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -630,3 +631,59 @@ def test_a_memory_is_read_before_decisions_and_refused_inside_them() -> None:
         pytest.raises(ModelError, match="with a memory cannot"),
     ):
         engine.submit(x).result(60)
+
+
+class Changing(bm.Model):
+    """Changes its data between two branches that read it."""
+
+    def __init__(self) -> None:
+        self.test, self.mix = bm.Cell(Test()), bm.Cell(Mix())
+
+    def unfold(self, x: Any) -> Any:
+        even = self.test(self.mix(x, x))[0]
+        row, listed = torch.tensor([1, 2]), [1, 2]
+        first = bm.cond(even, lambda: self.mix(row, x), lambda: self.mix(x, listed))
+        row += 5
+        listed[0] = 6
+        second = bm.cond(even, lambda: self.mix(row, x), lambda: self.mix(x, listed))
+        return first, second
+
+
+def test_data_that_the_function_changes_is_read_as_it_was_at_each_call() -> None:
+    with bm.Engine(Changing(), threads=1) as engine:
+        for x in (torch.tensor([1, 2]), torch.tensor([2, 2]), torch.tensor([1, 2]), torch.tensor([2, 2])):
+            even = bool(Mix()(x[None], x[None]).sum() % 2 == 0)
+            wanted = [
+                (Mix()(row[None], x[None]) if even else Mix()(x[None], listed[None]))[0].tolist()
+                for row, listed in (
+                    (torch.tensor([1, 2]), torch.tensor([1, 2])), (torch.tensor([6, 7]), torch.tensor([6, 2])),
+                )
+            ]  # fmt: skip
+            assert [part.tolist() for part in engine.submit(x).result(60)] == wanted
+
+
+class Ordered(Counting):
+    """A loop whose state is a mapping of another class than dict."""
+
+    def unfold(self, top: int) -> Any:
+        def body(state: Any) -> Any:
+            n, going, _ = self.count(state["n"], top)
+            return OrderedDict(n=n, going=going)
+
+        return bm.while_loop(lambda s: s["going"], body, OrderedDict(n=0, going=True), max_steps=100)["n"]
+
+
+def test_a_state_may_be_any_mapping() -> None:
+    with bm.Engine(Ordered(), threads=1) as engine:
+        assert engine.map([4, 1], progress=False) == [4, 1]
+
+
+def test_regions_are_forgotten_once_they_are_many_and_no_request_has_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchmaker.scheduler.frames.MOST_CODE", 0)
+    with bm.Engine(EvenNumbers(), threads=1) as engine:
+        for top in (3, 6, 2, 7, 6):
+            assert engine.submit(top).result(60).tolist() == list(range(2, top + 1, 2))
+            words = engine.drivers[0]._scheduler._frames._num_words
+        assert engine.submit(5).result(60).tolist() == [2, 4]
+        assert engine.drivers[0]._scheduler._frames._num_words == words, "what was there before is gone"
+    assert_balanced(engine)

@@ -22,7 +22,7 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
     the unfold function. Both are called once, now; only the cells of the chosen branch will run.
 
     Returns the structure of handles that the branches return. Data among it may be of one branch only: it becomes a
-    value there. ModelError if the branches do not agree; ShapeError if a value of one has another shape or dtype.
+    value there. ModelError if the branches return other structures, shapes or dtypes.
     """
     if type(pred) is not Value:
         return true_fn() if known_now(pred, "cond") else false_fn()

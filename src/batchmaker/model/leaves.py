@@ -23,7 +23,7 @@ def flat(structure: Any) -> tuple[list[Any], Any]:
         return [structure], None
     if isinstance(structure, Mapping):
         names, parts = tuple(structure), list(structure.values())
-        kind: Any = (type(structure), names)
+        kind: Any = (dict, names)
     elif isinstance(structure, list | tuple):
         kind, parts = (type(structure), len(structure)), list(structure)
     elif is_dataclass(structure) and not isinstance(structure, type):
@@ -63,6 +63,7 @@ def shown(form: Any) -> str:
 
 
 def is_data(part: Any) -> bool:
+    """Whether a leaf is data of which a value can be made."""
     return type(part) is StandIn or isinstance(part, _DATA)
 
 

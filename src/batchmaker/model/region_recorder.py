@@ -9,11 +9,13 @@ and makes slots for what one segment or region reads of another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final, cast, final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from batchmaker.errors import InvalidRequestError, ModelError
@@ -39,6 +41,10 @@ from batchmaker.model.stand_ins import StandIn
 
 _WHOLE: Final = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64"))
 
+
+_FIXED: Final = (StandIn, bool, int, float)
+"""Kinds of data that cannot change."""
+_ARRAYS: Final = (np.ndarray, Tensor)
 
 Asked = tuple[Any, int, Any, bool]
 """An argument of a call: the cell, the input, what is given, and whether it is a sequence with one element per call."""
@@ -75,7 +81,7 @@ class Decisions:
         self._pieces: dict[Any, Pieces] = {}
         self._segment(frozenset(), scope)
         self._wanted: list[tuple[OpenRegion, int]] = []  # their values must travel to the host
-        self._rows: dict[tuple[int, ValueSpec], tuple[Any, ValueSequence]] = {}  # the data stays alive, so do the ids
+        self._rows: dict[tuple[int, ValueSpec], tuple[Any, Any, ValueSequence]] = {}  # with the data, so ids stay
         self._copies: dict[tuple[Pieces, int, int], Value] = {}
         self._values: dict[Any, int | tuple[int, ...]] = {}
         self._collections: dict[Any, int] = {}
@@ -101,9 +107,10 @@ class Decisions:
         origin = handle.of.origin
         if isinstance(origin, DecidedOrigin) and origin.region is not None:
             return origin.region
+        if isinstance(origin, CollectionOrigin):
+            raise ModelError(f"{at_line()}the length of a while_loop is not known while unfolding; return its steps")
         found = self._pieces.get(origin)
         if found is None:
-            len(handle) if type(handle) is ValueSequence else None
             raise InvalidRequestError(f"{at_line()}a handle belongs to another request")
         return found.region
 
@@ -223,13 +230,19 @@ class Decisions:
         return copy_type(self._scope.types, spec)
 
     def _sequence(self, data: HostValues, given: Any) -> ValueSequence:
-        """Return data as values, which the request's own graph makes. given: what the data was; made once for each."""
-        spec = ValueSpec(data.spec.shape, data.spec.dtype)
-        key = (id(given), spec)
-        if key not in self._rows:
-            (made,) = self._recorder.map(self._row_type(spec), [HostValues(data.values, data.count, spec)])
-            self._rows[key] = (given, made)
-        return self._rows[key][1]
+        """Return data as values, which the request's own graph makes. given: what the data was.
+
+        The same number, array or tensor is made once, as long as it has not changed; a body is recorded twice.
+        """
+        spec, kind = ValueSpec(data.spec.shape, data.spec.dtype), type(given)
+        is_fixed = type(data.values) is StandIn
+        values = data.values if is_fixed else deepcopy(data.values)  # the function may change what is its own
+        made_before = self._rows.get((id(given), spec))
+        if made_before is not None and (kind in _FIXED or (kind in _ARRAYS and _same(made_before[1], values))):
+            return made_before[2]
+        (made,) = self._recorder.map(self._row_type(spec), [HostValues(values, data.count, spec)])
+        self._rows[id(given), spec] = (given, values, made)
+        return made
 
     def _row(self, data: Value | HostValues, given: Any) -> Value:
         return data if type(data) is Value else self._sequence(data, given)[0]
@@ -518,7 +531,15 @@ def _agreed(what: str, names: Sequence[str], parts: Sequence[Any]) -> ValueSpec 
     return values[0].spec if values else None
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Whether two arrays or tensors are of one kind and have equal values."""
+    if type(one) is not type(other):
+        return False
+    return bool(np.array_equal(one, other)) if type(one) is np.ndarray else torch.equal(one, other)
+
+
 def known_now(pred: Any, what: str) -> bool:
+    """Return a bool that is known while the request is unfolded. ModelError if it is none."""
     if type(pred) is StandIn or isinstance(pred, bool | int | np.bool_ | np.integer):
         return bool(pred)
     if isinstance(pred, Tensor | np.ndarray) and pred.ndim == 0:

@@ -113,7 +113,7 @@ def _take_slots(state: State, ids: Ids, ranks: Ids) -> Ids:
 
 
 @compiled_inline
-def _begin(state: State, forms: Forms, slots: Ids, numbers: Ids) -> Ids:
+def begin_copies(state: State, forms: Forms, slots: Ids, numbers: Ids) -> Ids:
     """Write copies of these forms for the requests in these slots, and queue what is ready. There must be room.
 
     Returns the first nodes of the copies.
@@ -156,7 +156,7 @@ def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: 
     if not (has_room(state, forms, numbers) and _has_slots(state, len(ids))):
         return np.empty((2, 0), np.int64)
     slots = _take_slots(state, ids, ranks)
-    bases = _begin(state, forms, slots, numbers)
+    bases = begin_copies(state, forms, slots, numbers)
     found = np.empty((2, len(ids)), np.int64)
     for i in range(len(ids)):  # numba compiles for seconds what it would say of slices that do not fit
         found[0, i], found[1, i] = slots[i], bases[i]
@@ -178,4 +178,4 @@ def begin(addresses: Ids, forms_addresses: Ids, slots: Ids, numbers: Ids) -> Ids
     state, forms = state_at(addresses), forms_at(forms_addresses)
     if not has_room(state, forms, numbers):
         return np.empty(0, np.int64)
-    return _begin(state, forms, slots, numbers)
+    return begin_copies(state, forms, slots, numbers)

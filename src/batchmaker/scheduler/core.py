@@ -508,26 +508,26 @@ class Scheduler(View):
 
         Returns the slots of the requests whose last decision is made.
         """
-        state, said = self._state, self._frames.decide(done)
-        commands += said.reserves
-        if said.begun.shape[1]:
-            slots, forms, bases = said.begun
+        state, outcome = self._state, self._frames.decide(done)
+        commands += outcome.reserves
+        if outcome.begun.shape[1]:
+            slots, forms, bases = outcome.begun
             graphs = [self._frames.patterns[form] for form in forms.tolist()]
             commands.append(NodesBegun(int(state.arena.counts[NODES])))
             if state.observed or self._urgency is not None:
                 self._note_begun(slots, bases, graphs)
-        for slot, number, node, output in said.collected:
+        for slot, number, node, output in outcome.collected:
             commands.append(Collect(state.id_of(slot), number, node, output))
-        for slot, outputs in said.finished:
+        for slot, outputs in outcome.finished:
             num_nodes = sum([extent.num_nodes for extent in state.own_extents(slot)])
             commands.append(Decided(state.id_of(slot), tuple(outputs), num_nodes))
             if slot in state.chunks:
                 self._completion.keep_decided(slot, [outputs[place][0] for place in self._frames.keeps.pop(slot, ())])
-        if state.watched is not None and said.finished:
-            state.watched.decided([slot for slot, _ in said.finished])
-        for slot, kind, reason in said.failed:
+        if state.watched is not None and outcome.finished:
+            state.watched.decided([slot for slot, _ in outcome.finished])
+        for slot, kind, reason in outcome.failed:
             self._end(slot, kind, reason, commands)
-        return np.array([slot for slot, _ in said.finished], np.int64)
+        return np.array([slot for slot, _ in outcome.finished], np.int64)
 
     def _note_begun(self, slots: Slots, bases: Slots, graphs: Sequence[CellGraph]) -> None:
         """Tell what policies read about nodes that have begun."""

@@ -14,51 +14,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled, compiled_within, number
-from batchmaker.scheduler import extents
-from batchmaker.scheduler.admission import enter_extents
-from batchmaker.scheduler.arrive import has_room
+from batchmaker.scheduler.arrive import begin_copies, has_room
 from batchmaker.scheduler.copies import (
-    EDGES_FROM,
-    FORM,
-    FORM_BASE,
-    KEPT,
-    SLOT,
-    SUBGRAPHS_FROM,
     forms_at,
-    write_copies,
 )
 from batchmaker.scheduler.layout import (
     ALIVE,
     BASE,
     DONE,
-    EDGES,
     END,
-    EXTENT_FIELDS,
-    EXTENT_FIRST_EDGE,
-    EXTENT_NUM_EDGES,
-    EXTENTS,
     FIRST,
-    FIRST_EDGE,
-    FIRST_SUBGRAPH,
     FIRST_TABLE,
-    HEAD,
     HELD,
     NEXT,
-    NODES,
     NOWHERE,
     NUM_NODES,
-    NUM_SUBGRAPHS,
     OPEN,
     PLAN_ROWS,
     POOL,
     ROW,
     STATE,
     SUBGRAPH,
-    SUBGRAPHS,
     TYPE,
     USES,
 )
-from batchmaker.scheduler.progress import free_rows, release
+from batchmaker.scheduler.progress import free_rows
 from batchmaker.scheduler.tables import row_at, state_at, table_at
 
 Ids = NDArray[np.int64]
@@ -89,7 +69,7 @@ GOING, BODY_AT, STATE_AT, NUM_STATE, INIT_AT, LIMIT, PROGRESS, TESTS, FILTERS, C
 last said about going on and about collecting."""
 PICK_INDEX, FIRST_OF, COUNT_OF, STEP_OF, RESULT = map(number, range(4, 9))
 
-# --- frames, who waits, what is said ---------------------------------------------------------------------------------
+# --- frames, who waits, messages ---------------------------------------------------------------------------------
 
 OF_REGION, OF_REQUEST, PARENT, PARENT_ITEM, BLOCK, ITEMS_LEFT, NEXT_FRAME, PREVIOUS_FRAME, FRAME_FIELDS = map(
     number, range(9)
@@ -99,18 +79,18 @@ same request, or of the region's free ones."""
 WAITING_FRAME, WAITING_ITEM, NEXT_WAITING, WAITING_FIELDS = map(number, range(4))
 """Who waits for a node to be done. WAITING_FRAME is NOWHERE for a node that is to be let go then: WAITING_ITEM."""
 (
-    NUM_FRAMES, HEAP_TOP, NUM_WAITING, FREE_WAITING, NUM_QUEUED, NUM_SAID, NUM_BEGINNING, WANTED_FORM, WANTED_SLOT,
-    MOST_WORDS, MOST_NODES, MACHINE_COUNTS,
+    NUM_FRAMES, HEAP_TOP, NUM_WAITING, FREE_WAITING, NUM_QUEUED, NUM_MESSAGE_WORDS, NUM_BEGINNING, WANTED_FORM,
+    WANTED_SLOT, MOST_WORDS, MOST_NODES, MACHINE_COUNTS,
 ) = map(number, range(12))  # fmt: skip
 """WANTED_FORM, WANTED_SLOT: for which segment of which request there is no room. MOST_WORDS: what one item of any
 region may need of any table. MOST_NODES: of one request."""
 FINISHED, COLLECTED, FAILED = map(number, range(3))
-"""What is said, as words: FINISHED, slot, number of outputs, outputs. COLLECTED, slot, collection, place, 0. FAILED,
+"""Messages, as words: FINISHED, slot, number of outputs, outputs. COLLECTED, slot, collection, place, 0. FAILED,
 slot, reason, what was wanted, what there is."""
 BEGINNING_SLOT, BEGINNING_FORM, BEGINNING_BASE, BEGINNING_FIELDS = map(number, range(4))
 """The segments that have begun, each with its first node."""
 BAD_INDEX, BAD_BRANCH, TOO_MANY_NODES = map(number, range(3))
-SAID_WORDS: Final = number(5)
+MESSAGE_WORDS: Final = number(5)
 ALL_DONE, LACKS_MACHINE, LACKS_NUMBERS = map(number, range(3))
 ZERO, ONE = map(number, range(2))
 
@@ -123,7 +103,7 @@ class Machine(NamedTuple):
     - values: [outputs, nodes] of outputs that have come to the host.
     - first_frame, num_nodes: [slots] of each request its first frame, or NOWHERE; and its nodes so far, or NOWHERE once
       it has failed.
-    - queue: [2, room] frames and items that can go on. said: [room]. beginning: [BEGINNING_FIELDS, room].
+    - queue: [2, room] frames and items that can go on. messages: [room]. beginning: [BEGINNING_FIELDS, room].
     - counts: [MACHINE_COUNTS].
     """
 
@@ -136,7 +116,7 @@ class Machine(NamedTuple):
     first_frame: Ids
     num_nodes: Ids
     queue: Ids
-    said: Ids
+    messages: Ids
     beginning: Ids
     counts: Ids
 
@@ -158,12 +138,19 @@ def _tail(nodes: Ids, subgraphs: Ids, node: int) -> int:
 
 
 @compiled_within
+def _not_done(nodes: Ids, subgraphs: Ids, word: int) -> int:
+    """Return the node that what is in a slot waits for; NOWHERE if it is done."""
+    tail = _tail(nodes, subgraphs, word // OUTPUTS)
+    return int(NOWHERE) if nodes[STATE, tail] == DONE else tail
+
+
+@compiled_within
 def _first_not_done(nodes: Ids, subgraphs: Ids, code: Ids, heap: Ids, block: int, at: int, count: int) -> int:
     """Return the node that the first of these slots waits for; NOWHERE if all are done."""
     for k in range(at, at + count):
-        tail = _tail(nodes, subgraphs, heap[block + code[k]] // OUTPUTS)
-        if nodes[STATE, tail] != DONE:
-            return int(tail)
+        tail = _not_done(nodes, subgraphs, heap[block + code[k]])
+        if tail != NOWHERE:
+            return tail
     return int(NOWHERE)
 
 
@@ -254,14 +241,8 @@ def _wait(waits: Ids, waiting: Ids, counts: Ids, node: int, frame: int, item: in
 
 
 @compiled_within
-def _let_go(
-    nodes: Ids, subgraphs: Ids, types: Ids, pools: Ids, rows: Ids, waits: Ids, waiting: Ids, counts: Ids, node: int
-) -> None:
-    """Let one slot less keep a node alive. A node on a worker is let go when it is done."""
-    tail = _tail(nodes, subgraphs, node)
-    if nodes[ROW, node] != NOWHERE and nodes[STATE, tail] != DONE:
-        _wait(waits, waiting, counts, tail, NOWHERE, node)
-        return
+def _hold_less(nodes: Ids, subgraphs: Ids, types: Ids, pools: Ids, rows: Ids, node: int) -> None:
+    """Let one slot less hold a node that is done, or that has no row; its row is freed if nobody needs it."""
     nodes[HELD, node] -= 1
     if nodes[HELD, node] == 0 and nodes[USES, node] == 0 and nodes[ROW, node] != NOWHERE:
         found = np.empty(1, np.int64)
@@ -270,10 +251,23 @@ def _let_go(
 
 
 @compiled_within
-def _say(said: Ids, counts: Ids, kind: int, slot: int, first: int, second: int, third: int) -> None:
-    at = counts[NUM_SAID]
-    said[at], said[at + 1], said[at + 2], said[at + 3], said[at + 4] = kind, slot, first, second, third
-    counts[NUM_SAID] += SAID_WORDS
+def _let_go(
+    nodes: Ids, subgraphs: Ids, types: Ids, pools: Ids, rows: Ids, waits: Ids, waiting: Ids, counts: Ids, node: int
+) -> None:
+    """Let one slot less keep a node alive. A node on a worker is let go when it is done."""
+    tail = _tail(nodes, subgraphs, node)
+    if nodes[ROW, node] != NOWHERE and nodes[STATE, tail] != DONE:
+        _wait(waits, waiting, counts, tail, NOWHERE, node)
+    else:
+        _hold_less(nodes, subgraphs, types, pools, rows, node)
+
+
+@compiled_within
+def _post(messages: Ids, counts: Ids, kind: int, slot: int, first: int, second: int, third: int) -> None:
+    at = counts[NUM_MESSAGE_WORDS]
+    messages[at], messages[at + 1], messages[at + 2] = kind, slot, first
+    messages[at + 3], messages[at + 4] = second, third
+    counts[NUM_MESSAGE_WORDS] += MESSAGE_WORDS
 
 
 @compiled
@@ -305,8 +299,8 @@ def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: I
     state, forms, m = state_at(addresses), forms_at(forms_addresses), machine_at(machine_addresses)
     nodes, subgraphs, requests, types = state.nodes, state.subgraphs, state.requests, state.types
     code, frames, heap, queue, counts = m.code, m.frames, m.heap, m.queue, m.counts
-    waits, waiting, said = m.waits, m.waiting, m.said
-    one = np.empty(1, np.int64)
+    waits, waiting, messages = m.waits, m.waiting, m.messages
+    one, of_slot = np.empty(1, np.int64), np.empty(1, np.int64)
     for i in range(len(done)):
         place = waits[done[i]]
         waits[done[i]] = NOWHERE
@@ -315,11 +309,7 @@ def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: I
             waiting[NEXT_WAITING, place] = counts[FREE_WAITING]
             counts[FREE_WAITING] = place
             if waiting[WAITING_FRAME, place] == NOWHERE:
-                node = waiting[WAITING_ITEM, place]
-                nodes[HELD, node] -= 1
-                if nodes[HELD, node] == 0 and nodes[USES, node] == 0 and nodes[ROW, node] != NOWHERE:
-                    one[0] = node
-                    free_rows(nodes, subgraphs, types, state.pools, state.free_rows, one)
+                _hold_less(nodes, subgraphs, types, state.pools, state.free_rows, waiting[WAITING_ITEM, place])
             else:
                 queue[0, counts[NUM_QUEUED]] = waiting[WAITING_FRAME, place]
                 queue[1, counts[NUM_QUEUED]] = waiting[WAITING_ITEM, place]
@@ -331,7 +321,7 @@ def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: I
             or counts[HEAP_TOP] + counts[MOST_WORDS] > len(heap)
             or counts[NUM_WAITING] + counts[MOST_WORDS] > waiting.shape[1]
             or counts[NUM_QUEUED] + counts[MOST_WORDS] > queue.shape[1]
-            or counts[NUM_SAID] + counts[MOST_WORDS] > len(said)
+            or counts[NUM_MESSAGE_WORDS] + counts[MOST_WORDS] > len(messages)
             or counts[NUM_BEGINNING] + 1 > m.beginning.shape[1]
         ):
             return int(LACKS_MACHINE)
@@ -345,11 +335,11 @@ def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: I
             counts[NUM_QUEUED] = top
             parent, at = frames[PARENT, frame], code[region + OUTPUTS_AT]
             if parent == NOWHERE:
-                said[counts[NUM_SAID]], said[counts[NUM_SAID] + 1] = FINISHED, slot
-                said[counts[NUM_SAID] + 2] = code[region + NUM_OUTPUTS]
+                messages[counts[NUM_MESSAGE_WORDS]], messages[counts[NUM_MESSAGE_WORDS] + 1] = FINISHED, slot
+                messages[counts[NUM_MESSAGE_WORDS] + 2] = code[region + NUM_OUTPUTS]
                 for k in range(code[region + NUM_OUTPUTS]):
-                    said[counts[NUM_SAID] + 3 + k] = heap[block + code[at + k]]
-                counts[NUM_SAID] += 3 + code[region + NUM_OUTPUTS]
+                    messages[counts[NUM_MESSAGE_WORDS] + 3 + k] = heap[block + code[at + k]]
+                counts[NUM_MESSAGE_WORDS] += 3 + code[region + NUM_OUTPUTS]
                 requests[OPEN, slot] = 0
                 _free_frame(code, frames, m.first_frame, frame)
                 continue
@@ -407,7 +397,7 @@ def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: I
             if m.num_nodes[slot] + num_nodes > counts[MOST_NODES]:
                 counts[NUM_QUEUED] = top
                 m.num_nodes[slot] = NOWHERE
-                _say(said, counts, FAILED, slot, TOO_MANY_NODES, num_nodes, counts[MOST_NODES])
+                _post(messages, counts, FAILED, slot, TOO_MANY_NODES, num_nodes, counts[MOST_NODES])
                 continue
             one[0] = form
             if not has_room(state, forms, one):
@@ -415,18 +405,8 @@ def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: I
                 return int(LACKS_NUMBERS)
             counts[NUM_QUEUED] = top
             m.num_nodes[slot] += num_nodes
-            columns, where = np.zeros((EXTENT_FIELDS, 1), np.int64), np.zeros((KEPT + 1, 1), np.int64)
-            columns[NUM_NODES, 0], columns[NUM_SUBGRAPHS, 0] = num_nodes, forms.counts[2, form]
-            columns[EXTENT_NUM_EDGES, 0] = forms.counts[3, form]
-            free, given = state.free, state.counts
-            base = extents.allocate(free, given, NODES, nodes[FIRST_EDGE], num_nodes)
-            first = extents.allocate(free, given, SUBGRAPHS, subgraphs[HEAD], columns[NUM_SUBGRAPHS, 0])
-            edge = extents.allocate(free, given, EDGES, state.consumer, columns[EXTENT_NUM_EDGES, 0])
-            extent = extents.allocate(free, given, EXTENTS, state.extents[NEXT], extents.ONE)
-            columns[BASE, 0], columns[FIRST_SUBGRAPH, 0], columns[EXTENT_FIRST_EDGE, 0] = base, first, edge
-            where[FORM, 0], where[SLOT, 0], where[FORM_BASE, 0] = form, slot, base
-            where[SUBGRAPHS_FROM, 0], where[EDGES_FROM, 0] = first, edge
-            ready = write_copies(state, forms, where)
+            of_slot[0] = slot
+            base = begin_copies(state, forms, of_slot, one)[0]
             at = code[record + READS_AT]
             for k in range(at, at + 3 * code[record + NUM_READS], 3):
                 read = heap[block + code[arguments + code[k + 2]]]
@@ -445,9 +425,6 @@ def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: I
                 if begin != NOWHERE and base <= begin // OUTPUTS < base + num_nodes:
                     for j in range(code[k + 1]):
                         nodes[HELD, begin // OUTPUTS + j * code[k + 2]] += 1
-            one[0] = extent
-            enter_extents(columns, one, where[SLOT], state.extents, requests, subgraphs, types)
-            release(nodes, subgraphs, requests, types, state.queue, given, ready)
             at = counts[NUM_BEGINNING]
             m.beginning[BEGINNING_SLOT, at], m.beginning[BEGINNING_FORM, at] = slot, form
             m.beginning[BEGINNING_BASE, at] = base
@@ -457,15 +434,15 @@ def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: I
         counts[NUM_QUEUED] = top
         if kind == PICK:
             index = heap[block + code[record + PICK_INDEX]]
-            tail = _tail(nodes, subgraphs, index // OUTPUTS)
-            if nodes[STATE, tail] != DONE:
+            tail = _not_done(nodes, subgraphs, index)
+            if tail != NOWHERE:
                 _wait(waits, waiting, counts, tail, frame, item)
                 continue
             value = m.values[index % OUTPUTS, index // OUTPUTS]
             count = heap[block + code[record + COUNT_OF]]
             if value < 0 or value >= count:
                 m.num_nodes[slot] = NOWHERE
-                _say(said, counts, FAILED, slot, BAD_INDEX, value, count)
+                _post(messages, counts, FAILED, slot, BAD_INDEX, value, count)
                 continue
             element = heap[block + code[record + FIRST_OF]] + value * code[record + STEP_OF] * OUTPUTS
             heap[block + code[record + RESULT]] = element
@@ -473,8 +450,8 @@ def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: I
             continue
         if kind == CHOICE:
             index = heap[block + code[record + INDEX]]
-            tail = _tail(nodes, subgraphs, index // OUTPUTS)
-            if nodes[STATE, tail] != DONE:
+            tail = _not_done(nodes, subgraphs, index)
+            if tail != NOWHERE:
                 _wait(waits, waiting, counts, tail, frame, item)
                 continue
             value, count = m.values[index % OUTPUTS, index // OUTPUTS], code[record + NUM_BRANCHES]
@@ -482,7 +459,7 @@ def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: I
                 value = ZERO if value != 0 else ONE
             if value < 0 or value >= count:
                 m.num_nodes[slot] = NOWHERE
-                _say(said, counts, FAILED, slot, BAD_BRANCH, value, count)
+                _post(messages, counts, FAILED, slot, BAD_BRANCH, value, count)
                 continue
             branch = code[record + BRANCHES_AT] + 3 * value
         else:  # a loop: at its beginning, or after an iteration
@@ -492,22 +469,14 @@ def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: I
                 says = heap[block + going] if going != NOWHERE else NOWHERE
             else:
                 says = heap[progress + 1]
-            tail = NOWHERE
-            if says != NOWHERE:
-                tail = _tail(nodes, subgraphs, says // OUTPUTS)
-                if nodes[STATE, tail] == DONE:
-                    tail = NOWHERE
+            tail = _not_done(nodes, subgraphs, says) if says != NOWHERE else NOWHERE
             if tail == NOWHERE and heap[progress] != NOWHERE and code[record + NUM_COLLECTED] > 0:
                 if code[record + FILTERS]:
-                    tail = _tail(nodes, subgraphs, heap[progress + 2] // OUTPUTS)
-                    if nodes[STATE, tail] == DONE:
-                        tail = NOWHERE
+                    tail = _not_done(nodes, subgraphs, heap[progress + 2])
                 at = code[record + COLLECTED_AT]
                 for k in range(at, at + 2 * code[record + NUM_COLLECTED], 2):
                     if tail == NOWHERE:
-                        tail = _tail(nodes, subgraphs, heap[block + code[first + code[k + 1]]] // OUTPUTS)
-                        if nodes[STATE, tail] == DONE:
-                            tail = NOWHERE
+                        tail = _not_done(nodes, subgraphs, heap[block + code[first + code[k + 1]]])
             if tail != NOWHERE:
                 _wait(waits, waiting, counts, tail, frame, item)
                 continue
@@ -526,7 +495,7 @@ def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: I
                 at = code[record + COLLECTED_AT]
                 for k in range(at, at + 2 * code[record + NUM_COLLECTED], 2):
                     if keeps:
-                        _say(said, counts, COLLECTED, slot, code[k], heap[block + code[first + code[k + 1]]], ZERO)
+                        _post(messages, counts, COLLECTED, slot, code[k], heap[block + code[first + code[k + 1]]], ZERO)
             goes_on = heap[progress] < heap[block + code[record + LIMIT]]
             if says != NOWHERE:
                 goes_on &= m.values[says % OUTPUTS, says // OUTPUTS] != 0

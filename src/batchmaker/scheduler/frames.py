@@ -1,4 +1,4 @@
-"""The regions of requests in flight: their code for the compiled loop, its tables, and what it says. See `decide`."""
+"""The regions of requests in flight: their code for the compiled loop, its tables, and its messages. See `decide`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from batchmaker.scheduler.decide import (
     MOST_WORDS,
     NUM_BEGINNING,
     NUM_FRAMES,
+    NUM_MESSAGE_WORDS,
     NUM_QUEUED,
-    NUM_SAID,
     NUM_WAITING,
     OUTPUTS,
     PICK,
@@ -61,7 +61,7 @@ MOST_OUTPUTS: Final = int(OUTPUTS)
 
 @final
 @dataclass(slots=True)
-class Said:
+class Outcome:
     """What followed from values.
 
     - finished: (slot, [(node, output)]) of requests whose last decision is made. collected: (slot, collection, node,
@@ -96,8 +96,6 @@ class Frames:
         self._pattern_arena = Arena()
         self._patterns = state.admission.elsewhere(self._pattern_arena)
         self._patterns.copies.max_forms = self._patterns.copies.max_nodes = 1 << 62
-        for entry in state.types:
-            self._patterns.add_type(entry.cell)
         self.patterns.clear()
         self._places: dict[int, int] = {}
         self._known: list[Region] = []  # so that their ids stay theirs
@@ -112,6 +110,8 @@ class Frames:
             np.zeros((BEGINNING_FIELDS, 64), np.int64), counts,
         )  # fmt: skip
         self._addresses: Ids | None = None
+        for entry in state.types:
+            self.add_type(entry.cell)
 
     def add_type(self, cell: CellType) -> None:
         """Note a cell type that the scheduler has added."""
@@ -150,26 +150,26 @@ class Frames:
         for output, nodes, given in values:
             self._machine.values[output, nodes] = given
 
-    def decide(self, done: Ids) -> Said:
+    def decide(self, done: Ids) -> Outcome:
         """Let go on what waited for these nodes, which are done, and all that follows."""
-        said = Said([], [], [], np.empty((BEGINNING_FIELDS, 0), np.int64), [])
+        outcome = Outcome([], [], [], np.empty((BEGINNING_FIELDS, 0), np.int64), [])
         self._fit()
         self._fit_machine(1, len(done) + int(self._machine.counts[NUM_WAITING]))
         while True:
             found = decide.decide(self._state.arena.tables, self._patterns.copies.tables, self.addresses, done)
-            self._hear(said)
+            self._read_messages(outcome)
             if found == ALL_DONE:
-                return said
+                return outcome
             done = NO_NODES
             if found == LACKS_MACHINE:
                 self._fit_machine(64, 64 * int(self._machine.counts[MOST_WORDS]))
                 continue
             slot = int(self._machine.counts[WANTED_SLOT])
             try:
-                said.reserves += self._make_room(int(self._machine.counts[WANTED_FORM]))
+                outcome.reserves += self._make_room(int(self._machine.counts[WANTED_FORM]))
             except NoMemoryError as error:
                 self._machine.num_nodes[slot] = NOWHERE
-                said.failed.append((slot, FailureKind.MEMORY, str(error)))
+                outcome.failed.append((slot, FailureKind.MEMORY, str(error)))
 
     def forget(self, slot: int) -> None:
         """Note that a request ends early. Its numbers must still be its own."""
@@ -182,26 +182,26 @@ class Frames:
         """Note that requests have been answered: all their nodes are done."""
         self.slots.difference_update(slots)
 
-    def _hear(self, said: Said) -> None:
-        """Read what was said."""
+    def _read_messages(self, outcome: Outcome) -> None:
+        """Read the messages of the compiled loop."""
         machine, counts = self._machine, self._machine.counts
-        words: list[int] = machine.said[: counts[NUM_SAID]].tolist()
+        words: list[int] = machine.messages[: counts[NUM_MESSAGE_WORDS]].tolist()
         at = 0
         while at < len(words):
             kind, slot = words[at], words[at + 1]
             if kind == FINISHED:
                 count = words[at + 2]
                 outputs = [divmod(word, MOST_OUTPUTS) for word in words[at + 3 : at + 3 + count]]
-                said.finished.append((slot, outputs))
+                outcome.finished.append((slot, outputs))
                 at += 3 + count
                 continue
             if kind == COLLECTED:
-                said.collected.append((slot, words[at + 2], *divmod(words[at + 3], MOST_OUTPUTS)))
+                outcome.collected.append((slot, words[at + 2], *divmod(words[at + 3], MOST_OUTPUTS)))
             else:
-                said.failed.append((slot, *_failure(*words[at + 2 : at + 5])))
-            at += int(decide.SAID_WORDS)
-        said.begun = np.concatenate((said.begun, machine.beginning[:, : counts[NUM_BEGINNING]]), axis=1)
-        counts[NUM_SAID] = counts[NUM_BEGINNING] = 0
+                outcome.failed.append((slot, *_failure(*words[at + 2 : at + 5])))
+            at += int(decide.MESSAGE_WORDS)
+        outcome.begun = np.concatenate((outcome.begun, machine.beginning[:, : counts[NUM_BEGINNING]]), axis=1)
+        counts[NUM_MESSAGE_WORDS] = counts[NUM_BEGINNING] = 0
 
     # --- room ---------------------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Frames:
         for name, used, wanted in (
             ("frames", counts[NUM_FRAMES], frames + 1), ("heap", counts[HEAP_TOP], words),
             ("waiting", counts[NUM_WAITING], words), ("queue", counts[NUM_QUEUED], words),
-            ("said", counts[NUM_SAID], words), ("beginning", counts[NUM_BEGINNING], frames + 1),
+            ("messages", counts[NUM_MESSAGE_WORDS], words), ("beginning", counts[NUM_BEGINNING], frames + 1),
         ):  # fmt: skip
             table = getattr(machine, name)
             room = table.shape[-1]
@@ -301,7 +301,7 @@ class Frames:
         collected = sum([len(item.collected) for item in region.items if isinstance(item, WhileLoop)])
         words = (
             region.num_slots + 2 * len(items) + len(region.outputs) + sum([count for _, count, _ in region.held])
-            + int(decide.SAID_WORDS) * (collected + 2) + 16
+            + int(decide.MESSAGE_WORDS) * (collected + 2) + 16
         )  # fmt: skip
         counts = self._machine.counts
         counts[MOST_WORDS] = max(counts[MOST_WORDS], words)

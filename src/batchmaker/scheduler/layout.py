@@ -19,7 +19,8 @@ STATE, SUBGRAPH, REQUEST, PENDING, USES, HELD, ROW, FETCH, FIRST_EDGE, NUM_EDGES
 """
 - STATE: one of the four below. SUBGRAPH, REQUEST: its subgraph, and the slot of its request.
 - PENDING: inputs from its own subgraph that are not submitted yet.
-- USES: reads of its outputs by nodes that have not finished. HELD: 1 if the unfold function may still use the node.
+- USES: reads of its outputs by nodes that have not finished. HELD: 1 if a waiting unfold function may still use the
+  node; of a request that decides by values, how many slots hold it (see `decide`).
 - ROW: its row in the pool of its type; NOWHERE if it has none.
 - FETCH: bit k is set if output k goes to the host.
 - FIRST_EDGE, NUM_EDGES: its consumers. Of a free extent, FIRST_EDGE of its first node is the next free one.
