@@ -18,7 +18,7 @@ import batchmaker as bm
 from batchmaker.cli.workload import make_workload
 from batchmaker.lab import zoo
 from engine_cost.hand_chains import Closed, Continuous, Lstm, Plain
-from engine_cost.hand_server import Batches, in_batches, run_all
+from engine_cost.hand_server import Batches, batched_rate, in_batches
 from engine_cost.measuring import (
     NotRunError,
     Row,
@@ -170,7 +170,7 @@ def sorted_batches(settings: Settings) -> Iterator[Row]:
             for name, run in forms.items():
                 it.check(run(requests[-64:]), f"nn.LSTM {name}", requests[-64:])
             ways = {
-                f"{name}, {most}": partial(_in_batches, run, in_batches(requests, most, None))
+                f"{name}, {most}": partial(batched_rate, run, in_batches(requests, most, None))
                 for name, run in forms.items() for most in (64, 256)
             }  # fmt: skip
             best, seen = best_of(ways, settings.of(2, 1))
@@ -183,10 +183,6 @@ def sorted_batches(settings: Settings) -> Iterator[Row]:
             it.name, "all waiting", "requests/s", found["ours"], found["theirs"], better="higher",
             baseline=f"nn.LSTM, sorted, {best}", target=target, seen=seen,
         )  # fmt: skip
-
-
-def _in_batches(run: Any, batches: Sequence[Sequence[Any]]) -> float:
-    return per_second(partial(run_all, run, batches), sum(map(len, batches)))
 
 
 def moderate(settings: Settings) -> Iterator[Row]:
@@ -218,7 +214,7 @@ def buckets(settings: Settings) -> Iterator[Row]:
             run = Closed(it.lstm)
             it.check(run(it.requests[:64]), "equal-work buckets", it.requests[:64])
             ways = {
-                f"width {width or 'any'}, {most}": partial(_in_batches, run, in_batches(it.requests, most, width))
+                f"width {width or 'any'}, {most}": partial(batched_rate, run, in_batches(it.requests, most, width))
                 for width in WIDTHS for most in settings.of(MAXIMA, (64,))
             }  # fmt: skip
             best, seen = best_of(ways, settings.of(2, 1))

@@ -7,7 +7,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, final
+
+from engine_cost.measuring import per_second
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -79,3 +82,8 @@ def in_batches(requests: Sequence[Any], maximum: int, width: int | None) -> list
 def run_all(run: Run, batches: Sequence[Sequence[Any]]) -> int:
     """Run batches one after the other, and let go of their results; return how many requests that were."""
     return sum(len(run(batch)) for batch in batches)
+
+
+def batched_rate(run: Run, batches: Sequence[Sequence[Any]]) -> float:
+    """Return how many requests of these batches are answered per second."""
+    return per_second(partial(run_all, run, batches), sum(map(len, batches)))

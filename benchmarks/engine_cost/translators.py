@@ -15,7 +15,7 @@ import batchmaker as bm
 from batchmaker.cli.workload import make_workload
 from batchmaker.lab import zoo
 from engine_cost.hand_decoders import LETTERS, FoldedBatch, PlainBatch, Spoken
-from engine_cost.hand_server import Batches, Run, in_batches, run_all
+from engine_cost.hand_server import Batches, Run, batched_rate, in_batches
 from engine_cost.hand_tagger import taggers
 from engine_cost.measuring import (
     Better,
@@ -76,7 +76,7 @@ def _both(
         _check(engine.map(requests, progress=False), ways, requests)
         by_length = sorted(requests, key=len)
         sides = {
-            f"{name}, {most}": partial(_rate, run, in_batches(by_length, most, None))
+            f"{name}, {most}": partial(batched_rate, run, in_batches(by_length, most, None))
             for name, run in ways.items() for most in MAXIMA
         }  # fmt: skip
         best, seen = best_of(sides, settings.of(3, 1))
@@ -128,10 +128,6 @@ def _row(
 ) -> Row:
     baseline = f"batches by hand, {best}"
     return compared(work, figure, unit, ours, theirs, better=better, baseline=baseline, target=target, **more)
-
-
-def _rate(run: Run, batches: Sequence[Sequence[Any]]) -> float:
-    return per_second(partial(run_all, run, batches), sum(map(len, batches)))
 
 
 def _sorted_batch(run: Run, requests: Sequence[Any]) -> list[Any]:
