@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from batchmaker.errors import (
     ModelError,
     NodeLimitError,
 )
+from batchmaker.policies.auto import AutoPolicy
 
 EXAMPLES = int(os.environ.get("BATCHMAKER_EXAMPLES", "30"))
 PRIME = 1009
@@ -340,6 +342,110 @@ def test_what_is_not_chosen_does_not_run() -> None:
         assert engine.stats.cells - before <= 3 * 30, "a row of the data, the test, and one expert"
     wanted = [Mix()(row[None], row[None])[0].tolist() for row in requests]
     assert [one.tolist() for one in answers] == wanted
+
+
+# --- who goes first --------------------------------------------------------------------------------------------------
+
+
+class Gated(nn.Module):
+    """x, gate -> x. Holds its worker for as long as the gate of the test is shut, if a row's gate is not 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened, self.entered = threading.Event(), threading.Event()
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        if bool((gate != 0).any()):
+            self.entered.set()
+            assert self.opened.wait(60)
+        return x.clone()
+
+
+class Expert(nn.Module):
+    """A row -> a row, in exact arithmetic."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.number * x + 7) % PRIME
+
+
+class Layers(bm.Model):
+    """Three layers, each of one of three experts: as a value says, or the first. A gate is after the first layer."""
+
+    def __init__(self) -> None:
+        self.gated = bm.Cell(Gated(), max_batch=64)
+        self.tests = [bm.Cell(Test(), max_batch=64) for _ in range(3)]
+        self.experts = [[bm.Cell(Expert(9 * k + n + 2), max_batch=64) for n in range(3)] for k in range(3)]
+
+    def unfold(self, x: Any, gate: int = 0, decides: bool = True) -> Any:
+        for layer, (test, experts) in enumerate(zip(self.tests, self.experts, strict=True)):
+            if decides:
+                x = bm.switch(test(x)[1], [lambda cell=cell, x=x: cell(x) for cell in experts])
+            else:
+                x = experts[0](x)
+            if layer == 0:
+                x = self.gated(x, gate)
+        return x
+
+    def alone(self, x: Tensor, decides: bool = True) -> list[int]:
+        for test, experts in zip(self.tests, self.experts, strict=True):
+            which = int(test.module(x[None])[1]) if decides else 0
+            x = experts[which].module(x)
+        return x.tolist()
+
+
+def held(engine: bm.Engine, model: Layers, requests: Sequence[dict[str, Any]]) -> tuple[list[list[int]], int]:
+    """Let requests wait behind one that holds the worker; return their answers, and how many steps they took."""
+    gated = model.gated.module
+    gated.opened.clear()
+    gated.entered.clear()
+    first = engine.submit({"x": torch.tensor([1, 2]), "gate": 1})
+    assert gated.entered.wait(60)
+    answers = engine.submit_many(requests)
+    before = engine.stats.steps
+    gated.opened.set()
+    found = [answer.result(60).tolist() for answer in answers]
+    assert first.result(60).tolist() == model.alone(torch.tensor([1, 2]))
+    return found, engine.stats.steps - before
+
+
+@pytest.mark.parametrize("policy", ["auto", "cellular"])
+def test_requests_at_the_same_place_stay_together(policy: str) -> None:
+    model, rows = Layers(), list(torch.randint(0, PRIME, (60, 2), generator=torch.Generator().manual_seed(0)))
+    with bm.Engine(model, policy, threads=1) as engine:
+        for _ in range(2):
+            found, steps = held(engine, model, [{"x": row} for row in rows])
+            assert found == [model.alone(row) for row in rows]
+        # Each layer's test once, each of its experts, and the gate; and what the first request does, ahead of them.
+        assert steps <= 3 * (1 + 3) + 1 + 7
+
+
+class Watching(AutoPolicy):
+    """`auto`, of which the test sees when it is asked, and that it sees nothing impossible."""
+
+    asked = 0
+
+    def rank(self, view: Any) -> Sequence[Any]:
+        self.asked += 1
+        assert (view.requests.left >= 0).all()
+        return super().rank(view)
+
+
+def test_the_default_policy_takes_up_what_values_began_when_other_requests_come() -> None:
+    model, policy = Layers(), Watching()
+    rows = [torch.tensor([n, 3 * n + 1]) for n in range(20)]
+    with bm.Engine(model, policy, threads=1) as engine:
+        found, _ = held(engine, model, [{"x": row} for row in rows])
+        assert found == [model.alone(row) for row in rows]
+        assert not policy.asked, "nothing is known that a policy could rank by"
+        for _ in range(2):
+            found, _ = held(engine, model, [{"x": row, "decides": n % 2 == 0} for n, row in enumerate(rows)])
+            assert found == [model.alone(row, decides=n % 2 == 0) for n, row in enumerate(rows)]
+        assert policy.asked
+    assert_balanced(engine)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

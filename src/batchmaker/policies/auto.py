@@ -37,6 +37,7 @@ from batchmaker.policies.beginning import (
 )
 from batchmaker.policies.cellular import BUDGET_MS, MOST_STEPS
 from batchmaker.policies.expectation import ExpectedStepTimes
+from batchmaker.policies.order import LONGEST_READY
 from batchmaker.policies.requests import RequestTable
 from batchmaker.policies.run_lengths import RunLengths
 from batchmaker.policies.type_order import count_chains, type_order, value_models
@@ -57,6 +58,7 @@ class AutoPolicy(CellPolicy):
     """
 
     name = "auto"
+    order: ClassVar[int] = LONGEST_READY
     watches_requests: ClassVar[bool] = True
     wants_costs: ClassVar[bool] = True
     needs_frontiers: ClassVar[bool] = True
@@ -124,8 +126,8 @@ class AutoPolicy(CellPolicy):
             self._stops[list(table.stopping_types - self._lengths.told)] = True
         return AutoTables(
             table.has_deadlines, self._hopeless, self._repeats, self._part, self._stops, self._max_batch,
-            table.type_model, self._num_ready, self._independent, self._finishing, self._debt_s, self._ranked_s,
-            self._worth, self._lengths.expected, self._lengths.ended,
+            table.type_model, self._num_ready, self._independent, self._since, self._finishing, self._debt_s,
+            self._ranked_s, self._worth, self._lengths.expected, self._lengths.ended,
         )  # fmt: skip
 
     def step_finished(self, type_id: TypeId, batch: int, seconds: float) -> None:
@@ -157,6 +159,7 @@ class AutoPolicy(CellPolicy):
         self._num_types, before = (num := len(cells)), len(self._part)
         self._num_ready, self._independent = np.ones(num, np.int64), np.ones(num, np.int64)
         self._max_batch = np.array([cell.max_batch for cell in cells], np.int64)
+        self._since = np.zeros(num, np.int64)
         self._finishing, self._debt_s, self._ranked_s = np.zeros(num, np.int64), np.zeros(num), np.zeros(1)
         self._stops = np.zeros(num, np.bool_)
         self._repeats = np.append(self._repeats, np.zeros(num - before, np.bool_))
@@ -175,8 +178,17 @@ class AutoPolicy(CellPolicy):
             self._lengths.learn_types(cells)
             self._times.learn_types(cells)
 
-    def is_asked(self, num_types: int) -> bool:
-        return num_types > 1
+    def is_asked(self, view: ReadyView) -> bool:
+        return len(view.cells) > 1 and not self._forecasts_nothing(view)
+
+    def _forecasts_nothing(self, view: ReadyView) -> bool:
+        """Whether nothing is known beyond what is ready, because all requests of the only model decide by values.
+
+        Then all begin, and the type goes first of which a node has been ready longest: requests that are at the same
+        place stay together if nobody overtakes.
+        """
+        kinds = view.kinds
+        return kinds.decide == {True} and kinds.num_models == 1 and not kinds.has_deadlines
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
         """Rank the types of the model that is worth most first, and among them those that are owed a call."""
@@ -190,8 +202,10 @@ class AutoPolicy(CellPolicy):
         if table.num_models > 1 and table.changes != self._valued_at:
             self._valued_at = table.changes
             value_models(in_flight, columns, known, seconds, view.now_s)
+        some_decide = True in table.decide
         for type_id in ready:
             self._num_ready[type_id] = view.num_ready(type_id)
+            self._since[type_id] = view.ready_since(type_id) if some_decide else 0
         types = np.array(ready, np.int64)
         in_chains = table.run_types.issuperset(ready) and count_chains(
             types, in_flight, table.left, table.width, self._independent
@@ -206,6 +220,8 @@ class AutoPolicy(CellPolicy):
 
     def begins_on_arrival(self, view: ReadyView) -> bool:
         """Whether all begin, and there is nothing to learn from that: of runs of one type, without deadlines."""
+        if self._forecasts_nothing(view):
+            return True
         self._learn_types(view)
         kinds = view.kinds
         if self._num_types != 1 or kinds.has_deadlines or self._lengths.told or 0 not in kinds.run_types:

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from batchmaker.errors import OptionError
 from batchmaker.graph.spec import CellType, TypeId
-from batchmaker.policies.order import ALGORITHM_1, LOWEST_DEPTH, MEAN_DEPTH, MEAN_DEPTH_LEFT, READY_SHARE, ranked
+from batchmaker.policies.order import (
+    ALGORITHM_1,
+    LONGEST_READY,
+    LOWEST_DEPTH,
+    MEAN_DEPTH,
+    MEAN_DEPTH_LEFT,
+    READY_SHARE,
+    ranked,
+)
 from batchmaker.policies.requests import RequestKinds, RequestTable
 
 
@@ -58,6 +66,9 @@ class ReadyView(Protocol):
 
     def num_ready(self, type_id: TypeId) -> int:
         """Nodes of this type whose inputs are computed or will be by submitted steps."""
+
+    def ready_since(self, type_id: TypeId) -> int:
+        """A number that is lower the longer the first of the ready nodes of this type has waited. There must be one."""
 
     def num_running(self, type_id: TypeId) -> int:
         """Steps of this type submitted and not finished."""
@@ -155,8 +166,8 @@ class CellPolicy(ABC):
         """The most steps of a task (MaxTasksToSubmit)."""
         return self._max_steps
 
-    def is_asked(self, num_types: int) -> bool:
-        """Whether the scheduler has to ask for the rank of so many cell types, because it is more than the `order`."""
+    def is_asked(self, view: ReadyView) -> bool:
+        """Whether the scheduler has to ask for the rank of cell types now, because it is more than the `order`."""
         return type(self).rank is not CellPolicy.rank
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
@@ -194,6 +205,8 @@ def in_order(order: int, view: ReadyView) -> Sequence[TypeId]:
         return ready
     if order == ALGORITHM_1:
         measure: Callable[[TypeId], float] = view.num_running
+    elif order == LONGEST_READY:
+        measure = view.ready_since
     elif order == READY_SHARE:
         measure = view.frontiers.independent
     else:

@@ -36,7 +36,7 @@ class AutoTables(NamedTuple):
     - repeats, part: [types] whether a request has several steps of it one after another; and its part of the network,
       the lowest type of those that a request was in the middle of at once with it. Both are learnt.
     - stops, max_batch, type_model: [types] whether a value may end its runs at any time; the model that uses it.
-    - num_ready, independent, finishing, debt_s: [types], ranked_s: [1], worth: [models], see `type_order`.
+    - num_ready, independent, since, finishing, debt_s: [types], ranked_s: [1], worth: [models], see `type_order`.
     - lengths, ended: see RunLengths.
     """
 
@@ -49,6 +49,7 @@ class AutoTables(NamedTuple):
     type_model: Steps
     num_ready: Steps
     independent: Steps
+    since: Steps
     finishing: Steps
     debt_s: Seconds
     ranked_s: Seconds

@@ -128,8 +128,8 @@ class LazyPolicy(CellPolicy):
         self.times.use(profile)
         self._num_types = 0
 
-    def is_asked(self, num_types: int) -> bool:
-        return num_types > 1
+    def is_asked(self, view: ReadyView) -> bool:
+        return len(view.cells) > 1
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
         """Rank the types with the most urgent model first; within one model all are equal."""

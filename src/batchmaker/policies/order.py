@@ -12,13 +12,14 @@ from batchmaker.compiled import compiled, number
 
 Ids = NDArray[np.int64]
 
-ALGORITHM_1, LOWEST_DEPTH, MEAN_DEPTH, MEAN_DEPTH_LEFT, READY_SHARE = map(number, range(5))
+ALGORITHM_1, LOWEST_DEPTH, MEAN_DEPTH, MEAN_DEPTH_LEFT, READY_SHARE, LONGEST_READY = map(number, range(6))
 """
 - ALGORITHM_1: the three criteria of BatchMaker's Algorithm 1 (a full batch, a type that is not running, any), then the
   higher priority.
 - LOWEST_DEPTH, MEAN_DEPTH, MEAN_DEPTH_LEFT: the least deep first; see DepthView.
 - READY_SHARE: full batches, then the larger share of the frontier that is ready, then more ready nodes (ED-Batch,
   section 2.3).
+- LONGEST_READY: full batches, then the type of which a node has been ready longest.
 
 Of types that an order ranks equal the lower id goes first.
 """
@@ -29,7 +30,7 @@ def ranked(order: int, ready: Ids, num_ready: Ids, max_batch: Ids, measure: NDAr
     """Return the ready types, best first.
 
     ready: [types] ids, ascending. num_ready, max_batch, measure, priority: [types] of each, in this order. measure:
-    what the order looks at besides: steps on workers, a depth, or the size of the frontier.
+    what the order looks at besides: steps on workers, a depth, the size of the frontier, or since when one is ready.
     """
     keys = np.zeros((3, len(ready)))
     for i in range(len(ready)):
@@ -40,6 +41,9 @@ def ranked(order: int, ready: Ids, num_ready: Ids, max_batch: Ids, measure: NDAr
         elif order == READY_SHARE:
             keys[0, i] = 0.0 if is_full else 1.0
             keys[1, i], keys[2, i] = -num_ready[i] / measure[i], -num_ready[i]
+        elif order == LONGEST_READY:
+            keys[0, i] = 0.0 if is_full else 1.0
+            keys[1, i] = measure[i]
         else:
             keys[0, i] = measure[i]
     places = np.arange(len(ready))

@@ -48,6 +48,7 @@ class RequestKinds(Protocol):
 
     num_models: int
     has_deadlines: bool
+    decide: set[bool]
     run_types: set[int]
     stopping_types: set[int]
 
@@ -63,6 +64,7 @@ class RequestTable:
     - width: [slots, types] nodes per step: how many nodes of a type the request can run together, at least 1.
     - num_models: number of models so far.
     - has_deadlines: some request had one.
+    - decide: whether requests decided by values; both, if some did and some did not.
     - run_types, stopping_types: the types that some request has used in runs, and in runs that a value may end.
     - type_model: [types] the model that last used each type.
     - changes: how often requests have come, begun, grown or ended.
@@ -77,6 +79,7 @@ class RequestTable:
         "began_s",
         "changes",
         "deadline_s",
+        "decide",
         "done",
         "has_deadlines",
         "left",
@@ -103,6 +106,7 @@ class RequestTable:
         self.changes = 0
         self.num_models = 0
         self.has_deadlines = False
+        self.decide: set[bool] = set()
         self.run_types: set[int] = set()
         self.stopping_types: set[int] = set()
         self.type_model = np.zeros(0, np.int64)

@@ -21,12 +21,14 @@ Seconds = NDArray[np.float64]
 
 
 @compiled
-def _by_frontiers(ready: Ids, num_ready: Ids, independent: Ids, max_batch: Ids, type_model: Ids, worth: Seconds) -> Ids:
+def _by_frontiers(ready: Ids, known: AutoTables) -> Ids:
     """Return the ready types in the order of models and frontiers.
 
-    That is by the worth of the model, full batches, the ready share of the frontier (of full ones the smallest), ready
-    nodes, and the type's id. For the arguments see `type_order`.
+    That is by the worth of the model, full batches, the ready share of the frontier (of full ones the smallest), who
+    has waited longest where that is known, ready nodes, and the type's id.
     """
+    num_ready, independent, since = known.num_ready, known.independent, known.since
+    max_batch, type_model, worth = known.max_batch, known.type_model, known.worth
     order = ready.copy()
     for i in range(1, len(order)):
         k = i
@@ -40,6 +42,8 @@ def _by_frontiers(ready: Ids, num_ready: Ids, independent: Ids, max_batch: Ids, 
                     gain = 1.0 if full else -1.0
                 elif full:
                     gain = -gain
+            if gain == 0.0:
+                gain = 1.0 * (since[other] - since[one])
             if gain == 0.0:
                 gain = 1.0 * (num_ready[one] - num_ready[other])
             if gain <= 0.0:
@@ -135,12 +139,15 @@ def type_order(
 ) -> Ids:  # fmt: skip
     """Return the ready types in the order in which they go.
 
-    - ready: type ids. Of `known`, num_ready and independent are read for these only. num_waiting: not in flight.
+    - ready: type ids. Of `known`, num_ready, independent and since are read for these only. num_waiting: not in flight.
+    - known.since: [types] a number that is lower the longer a node has been ready; 0 where no request decides by
+      values. Where some do, all that is known of them is ready, and a frontier tells nothing. Those at the same place
+      stay together if nobody overtakes.
     - seconds: [types, max_batch + 1] of a step. now_s: engine seconds.
     - known.finishing: [types] requests that one call of it would finish, 0 where nobody waited for another type;
       debt_s: [types]; ranked_s: [1] when this was asked. All are those of the last time, and written.
     """
-    order = _by_frontiers(ready, known.num_ready, known.independent, known.max_batch, known.type_model, known.worth)
+    order = _by_frontiers(ready, known)
     finishing, debt_s, longest_s = known.finishing, known.debt_s, 0.0
     passed_s = now_s - known.ranked_s[0]
     known.ranked_s[0] = now_s

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled, compiled_within
 from batchmaker.policies.ageing import overdue_first
-from batchmaker.policies.order import ALGORITHM_1, LOWEST_DEPTH, MEAN_DEPTH, READY_SHARE, ranked
+from batchmaker.policies.order import ALGORITHM_1, LONGEST_READY, LOWEST_DEPTH, MEAN_DEPTH, READY_SHARE, ranked
 from batchmaker.scheduler.layout import (
     AGED_EVERY,
     GAVE_WAY,
@@ -18,6 +18,7 @@ from batchmaker.scheduler.layout import (
     LEFT_DEPTHS,
     MAX_BATCH,
     MINI_BATCH_DEPTHS,
+    NODE_BITS,
     NODE_MASK,
     NUM_RANKED,
     NUM_RUNNING,
@@ -44,6 +45,8 @@ def _measure(state: State, order: int, type_id: int) -> float:
         found += types[NUM_RUNNING, type_id] + types[JUST_RAN, type_id]
     elif order == READY_SHARE:
         found += types[INDEPENDENT, type_id]
+    elif order == LONGEST_READY:
+        found += ages_and_ranks(types, state.queue, type_id)[0] >> NODE_BITS
     elif order == LOWEST_DEPTH:
         head = types[HEAD_OF_QUEUE, type_id]
         lowest = state.depth_of[state.queue[KEY, head] & NODE_MASK]

@@ -52,7 +52,7 @@ from batchmaker.scheduler.events import (
     TimePassed,
     WorkerId,
 )
-from batchmaker.scheduler.frames import Frames
+from batchmaker.scheduler.frames import Frames, Outcome
 from batchmaker.scheduler.layout import (
     BASE,
     ID,
@@ -70,7 +70,17 @@ from batchmaker.scheduler.priorities import usual_rank
 from batchmaker.scheduler.rows import NoMemoryError
 from batchmaker.scheduler.state import NO_NODES, SchedulerState, TaskEntry
 from batchmaker.scheduler.steps import HEADER, NUM_STEPS, ON_WORKER, ROWS_WANTED
-from batchmaker.scheduler.turn import AT_TYPE, BY_AGE, NEXT_WORKER, NUM_BEGUN, NUM_TYPES, TURN, turn
+from batchmaker.scheduler.turn import (
+    AT_TYPE,
+    BY_AGE,
+    DECIDED,
+    NEXT_WORKER,
+    NUM_BEGUN,
+    NUM_TYPES,
+    TURN,
+    turn,
+    turn_by_values,
+)
 from batchmaker.scheduler.urgency import Urgency
 from batchmaker.scheduler.view import View
 
@@ -128,7 +138,7 @@ class Scheduler(View):
         self._give_up_late = give_up_late
         self._urgency = Urgency(state) if policy.urgent_first else None
         self._batcher = Batcher(state)
-        self._num_workers, self._asks = num_workers, policy.is_asked(0)
+        self._num_workers = num_workers
         weighs = policy.weighs_tasks and task_s < math.inf
         state.arena.rules[:] = (
             plan_rows, follows, loops_ahead and policy.budget_s < math.inf and not policy.needs_depth, num_workers > 1,
@@ -161,7 +171,7 @@ class Scheduler(View):
         arrivals = cast(Sequence[RequestArrived], events[tail:])
         known: Known | None = None
         if arrivals:
-            if finished is not None and (state.observed or self._deadlines.heap):
+            if finished is not None and (state.observed or self._deadlines.heap or self._frames.slots):
                 self._turn(commands, finished)
                 finished = None
             self._expire(arrivals[-1].at_s, commands)
@@ -208,7 +218,10 @@ class Scheduler(View):
     def _is_plain(self, event: StepsFinished) -> bool:
         """Whether nothing has to be done in Python between these steps and the next task."""
         state = self._state
-        has_more = event.failed or state.chunks or state.attached or len(state.dying) or self._frames.slots
+        is_watched = state.watched is not None and state.watched.is_kept
+        if self._frames.slots and (is_watched or self._urgency is not None):
+            return False
+        has_more = event.failed or state.chunks or state.attached or len(state.dying)
         return not (has_more or state.depths is not None or (state.frontiers is not None and state.frontiers.kept))
 
     @property
@@ -244,7 +257,6 @@ class Scheduler(View):
         self._state.add_type(cell)
         self._frames.add_type(cell)
         self.cells.append(cell)
-        self._asks = self._policy.is_asked(len(self.cells))
 
     def _known(self, events: Sequence[RequestArrived]) -> Known | None:
         """Return the forms of requests that begin when they arrive, if all their graphs are known. Otherwise None."""
@@ -429,11 +441,17 @@ class Scheduler(View):
                 self._policy.step_finished(run.type_id, num_rows // (end - first), step_s)
                 if self._urgency is not None:
                     self._urgency.step_finished(run.type_id, step_s)
-        found, formed = turn(
-            arena.tables, self._copies.tables, task, first, end, stopped, answer, busy_s,
-            NO_ARRIVALS if known is None else known[1], worker, until, given, at, by_age,
-            may_ask,
-        )  # fmt: skip
+        if finished is not None and self._frames.slots and not finished.failed:
+            self._frames.note_values(finished.values)
+            found, formed = turn_by_values(
+                arena.tables, self._frames.patterns_at, self._frames.addresses, task, first, end, stopped, busy_s,
+                worker, until, given, at, by_age, may_ask,
+            )  # fmt: skip
+        else:
+            found, formed = turn(
+                arena.tables, self._copies.tables, task, first, end, stopped, answer, busy_s,
+                NO_ARRIVALS if known is None else known[1], worker, until, given, at, by_age, may_ask,
+            )  # fmt: skip
         counts: list[int] = found[:TURN].tolist()
         if finished is not None:
             self._retired(finished, entry, found, counts, answer, commands)
@@ -471,9 +489,11 @@ class Scheduler(View):
         commands += reads
         for request, reason in failed:
             self._end_request(request, FailureKind.CELL, reason, commands)
-        if self._frames.slots:
+        if self._frames.slots and event.failed:
             self._frames.note_values(event.values)
-            over = np.concatenate((over, self._decide(done, commands)))
+            over = np.concatenate((over, self._decided(self._frames.decide(done), commands)))
+        elif self._frames.slots:
+            over = np.concatenate((over, self._decided(self._frames.outcome(counts[DECIDED], done), commands)))
         if not answer:
             self._reply_if_done(over, commands)
         elif ids:
@@ -496,19 +516,14 @@ class Scheduler(View):
         for i in deciding:
             held = np.array(graphs[i].held, np.int64)
             np.add.at(arena.held, held[held >= graphs[i].first] + bases[i] - graphs[i].first, 1)
-        if self._state.watched is not None:
-            self._state.watched.keep()
         self._frames.begin(
             own, [graphs[i] for i in deciding], [bases[i] for i in deciding], [kept_bases[i] for i in deciding]
         )
-        self._decide(NO_NODES, commands)
+        self._decided(self._frames.decide(NO_NODES), commands)
 
-    def _decide(self, done: Slots, commands: list[Command]) -> Slots:
-        """Let regions go on as the values of these nodes say, which are done.
-
-        Returns the slots of the requests whose last decision is made.
-        """
-        state, outcome = self._state, self._frames.decide(done)
+    def _decided(self, outcome: Outcome, commands: list[Command]) -> Slots:
+        """Command what follows from decisions. Returns the slots of the requests whose last decision is made."""
+        state = self._state
         commands += outcome.reserves
         if outcome.begun.shape[1]:
             slots, forms, bases = outcome.begun
@@ -609,7 +624,7 @@ class Scheduler(View):
         who begins, if somebody waits, and how they rank the types, if they say more than their `order`.
         """
         state, policy = self._state, self._policy
-        asks = self._asks
+        asks = policy.is_asked(self)
         frontiers = state.frontiers if policy.order == READY_SHARE and not asks else None
         at_once = not (asks or frontiers is not None or len(state.line))
         counts = self._turn(commands, finished, arrivals, known, 0, self._num_workers if at_once else 0)

@@ -80,8 +80,8 @@ WAITING_FRAME, WAITING_ITEM, NEXT_WAITING, WAITING_FIELDS = map(number, range(4)
 """Who waits for a node to be done. WAITING_FRAME is NOWHERE for a node that is to be let go then: WAITING_ITEM."""
 (
     NUM_FRAMES, HEAP_TOP, NUM_WAITING, FREE_WAITING, NUM_QUEUED, NUM_MESSAGE_WORDS, NUM_BEGINNING, WANTED_FORM,
-    WANTED_SLOT, MOST_WORDS, MOST_NODES, MACHINE_COUNTS,
-) = map(number, range(12))  # fmt: skip
+    WANTED_SLOT, MOST_WORDS, MOST_NODES, NUM_FAILED, MACHINE_COUNTS,
+) = map(number, range(13))  # fmt: skip
 """WANTED_FORM, WANTED_SLOT: for which segment of which request there is no room. MOST_WORDS: what one item of any
 region may need of any table. MOST_NODES: of one request."""
 FINISHED, COLLECTED, FAILED = map(number, range(3))
@@ -91,7 +91,7 @@ BEGINNING_SLOT, BEGINNING_FORM, BEGINNING_BASE, BEGINNING_FIELDS = map(number, r
 """The segments that have begun, each with its first node."""
 BAD_INDEX, BAD_BRANCH, TOO_MANY_NODES = map(number, range(3))
 MESSAGE_WORDS: Final = number(5)
-ALL_DONE, LACKS_MACHINE, LACKS_NUMBERS = map(number, range(3))
+ALL_DONE, SOME_FAILED, NOT_BEGUN, LACKS_MACHINE, LACKS_NUMBERS = map(number, range(5))
 ZERO, ONE = map(number, range(2))
 
 
@@ -267,6 +267,7 @@ def _post(messages: Ids, counts: Ids, kind: int, slot: int, first: int, second: 
     at = counts[NUM_MESSAGE_WORDS]
     messages[at], messages[at + 1], messages[at + 2] = kind, slot, first
     messages[at + 3], messages[at + 4] = second, third
+    counts[NUM_FAILED] += kind == FAILED
     counts[NUM_MESSAGE_WORDS] += MESSAGE_WORDS
 
 
@@ -294,13 +295,16 @@ def begin_frames(addresses: Ids, slots: Ids, regions: Ids, bases: Ids, kept_base
 def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: Ids) -> int:
     """Let go on what waited for these nodes, which are done, and all that follows from it.
 
-    Returns ALL_DONE; or LACKS_MACHINE or LACKS_NUMBERS if some table lacks room. Then call it again, without the nodes.
+    Returns ALL_DONE, or SOME_FAILED if that has failed requests; or, if some table lacks room, LACKS_MACHINE or
+    LACKS_NUMBERS: then call it again, without the nodes; or NOT_BEGUN: then with them.
     """
     state, forms, m = state_at(addresses), forms_at(forms_addresses), machine_at(machine_addresses)
     nodes, subgraphs, requests, types = state.nodes, state.subgraphs, state.requests, state.types
     code, frames, heap, queue, counts = m.code, m.frames, m.heap, m.queue, m.counts
     waits, waiting, messages = m.waits, m.waiting, m.messages
     one, of_slot = np.empty(1, np.int64), np.empty(1, np.int64)
+    if counts[NUM_QUEUED] + counts[NUM_WAITING] + counts[MOST_WORDS] > queue.shape[1]:
+        return int(NOT_BEGUN)
     for i in range(len(done)):
         place = waits[done[i]]
         waits[done[i]] = NOWHERE
@@ -507,7 +511,7 @@ def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: I
         into, at = frames[BLOCK, inner], code[branch + 1]
         for k in range(at, at + 2 * code[branch + 2], 2):
             heap[into + code[k]] = heap[block + code[k + 1]]
-    return int(ALL_DONE)
+    return int(SOME_FAILED if counts[NUM_FAILED] > 0 else ALL_DONE)
 
 
 @compiled

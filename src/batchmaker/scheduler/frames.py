@@ -32,7 +32,9 @@ from batchmaker.scheduler.decide import (
     MACHINE_COUNTS,
     MOST_NODES,
     MOST_WORDS,
+    NOT_BEGUN,
     NUM_BEGINNING,
+    NUM_FAILED,
     NUM_FRAMES,
     NUM_MESSAGE_WORDS,
     NUM_QUEUED,
@@ -40,6 +42,7 @@ from batchmaker.scheduler.decide import (
     OUTPUTS,
     PICK,
     SEGMENT,
+    SOME_FAILED,
     WAITING_FIELDS,
     WANTED_FORM,
     WANTED_SLOT,
@@ -152,24 +155,33 @@ class Frames:
 
     def decide(self, done: Ids) -> Outcome:
         """Let go on what waited for these nodes, which are done, and all that follows."""
-        outcome = Outcome([], [], [], np.empty((BEGINNING_FIELDS, 0), np.int64), [])
         self._fit()
-        self._fit_machine(1, len(done) + int(self._machine.counts[NUM_WAITING]))
+        return self.outcome(self._decide(done), done)
+
+    def _decide(self, done: Ids) -> int:
+        return decide.decide(self._state.arena.tables, self.patterns_at, self.addresses, done)
+
+    def outcome(self, found: int, done: Ids) -> Outcome:
+        """Return what followed from these nodes. found: what the loop returned; it goes on if it lacked room."""
+        outcome = Outcome([], [], [], np.empty((BEGINNING_FIELDS, 0), np.int64), [])
         while True:
-            found = decide.decide(self._state.arena.tables, self._patterns.copies.tables, self.addresses, done)
             self._read_messages(outcome)
-            if found == ALL_DONE:
+            if found in (ALL_DONE, SOME_FAILED):
                 return outcome
-            done = NO_NODES
+            if found == NOT_BEGUN:
+                self._fit_machine(1, int(self._machine.counts[NUM_WAITING]))
+                found = self._decide(done)
+                continue
             if found == LACKS_MACHINE:
                 self._fit_machine(64, 64 * int(self._machine.counts[MOST_WORDS]))
-                continue
-            slot = int(self._machine.counts[WANTED_SLOT])
-            try:
-                outcome.reserves += self._make_room(int(self._machine.counts[WANTED_FORM]))
-            except NoMemoryError as error:
-                self._machine.num_nodes[slot] = NOWHERE
-                outcome.failed.append((slot, FailureKind.MEMORY, str(error)))
+            else:
+                slot = int(self._machine.counts[WANTED_SLOT])
+                try:
+                    outcome.reserves += self._make_room(int(self._machine.counts[WANTED_FORM]))
+                except NoMemoryError as error:
+                    self._machine.num_nodes[slot] = NOWHERE
+                    outcome.failed.append((slot, FailureKind.MEMORY, str(error)))
+            found = self._decide(NO_NODES)
 
     def forget(self, slot: int) -> None:
         """Note that a request ends early. Its numbers must still be its own."""
@@ -201,9 +213,14 @@ class Frames:
                 outcome.failed.append((slot, *_failure(*words[at + 2 : at + 5])))
             at += int(decide.MESSAGE_WORDS)
         outcome.begun = np.concatenate((outcome.begun, machine.beginning[:, : counts[NUM_BEGINNING]]), axis=1)
-        counts[NUM_MESSAGE_WORDS] = counts[NUM_BEGINNING] = 0
+        counts[NUM_MESSAGE_WORDS] = counts[NUM_BEGINNING] = counts[NUM_FAILED] = 0
 
     # --- room ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def patterns_at(self) -> Ids:
+        """The addresses of the tables of the segments of regions; see `forms_at`."""
+        return self._patterns.copies.tables
 
     @property
     def addresses(self) -> Ids:

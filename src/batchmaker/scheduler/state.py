@@ -142,7 +142,7 @@ class SchedulerState:
         self.line: WaitingLine[CellGraph] = WaitingLine(aged_every)
         self.aged_every = aged_every
         self.arena = arena = Arena(num_workers)
-        self.watched = WatchedRequests(self.num_submitted) if policy.watches_requests else None
+        self.watched = WatchedRequests(self.num_submitted, self.num_begun) if policy.watches_requests else None
         self.depths = Depths(arena) if policy.needs_depth else None
         self.frontiers = Frontiers(arena, self.in_flight) if policy.needs_frontiers else None
         self.observed = policy.watches_requests or policy.needs_depth or policy.needs_frontiers
@@ -360,6 +360,16 @@ class SchedulerState:
         count_submitted(
             arena.nodes, arena.subgraphs, spans, self._on_workers(), np.concatenate((NO_NODES, *ready)), counts
         )
+        return counts
+
+    def num_begun(self, slots: Sequence[int]) -> Nodes:
+        """Return how many nodes of each type these requests have got since they began: [requests, types]."""
+        arena = self.arena
+        counts = np.zeros((len(slots), len(self.types)), np.int64)
+        for row, slot in enumerate(slots):
+            for extent in self.own_extents(slot)[1:]:
+                nodes = slice(extent.base, extent.base + extent.num_nodes)
+                np.add.at(counts[row], arena.type[arena.subgraph[nodes]], 1)
         return counts
 
     def _on_workers(self) -> Nodes:

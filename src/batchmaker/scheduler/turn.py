@@ -12,6 +12,7 @@ from batchmaker.policies.ageing import note_ran
 from batchmaker.scheduler.arrive import arrive
 from batchmaker.scheduler.batching import form
 from batchmaker.scheduler.choose import choose
+from batchmaker.scheduler.decide import ALL_DONE, decide
 from batchmaker.scheduler.layout import (
     COUNTS_TASKS,
     JUST_RAN,
@@ -23,20 +24,21 @@ from batchmaker.scheduler.layout import (
     TAKES_TURNS,
     TASKS_ON,
 )
-from batchmaker.scheduler.retire import RETIRED, retire
+from batchmaker.scheduler.retire import NUM_DONE, NUM_OVER, RETIRED, retire
 from batchmaker.scheduler.steps import HEADER, LANES_WANTED, NUM_STEPS, ROWS_WANTED
 from batchmaker.scheduler.tables import State, state_at
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-NUM_BEGUN, NEXT_WORKER, AT_TYPE, BY_AGE, NUM_TYPES, TURN = map(number, (*range(RETIRED, RETIRED + 5), RETIRED + 5))
+NUM_BEGUN, NEXT_WORKER, AT_TYPE, BY_AGE, NUM_TYPES, DECIDED, TURN = map(number, range(int(RETIRED), int(RETIRED) + 7))
 """What `turn` returns begins with the counts of `retire`, and then
 
 - NUM_BEGUN: requests that have arrived. 0 although some were given: there is no room for them, and no task was formed.
 - NEXT_WORKER: the first worker that may get the next task, or NOWHERE.
 - AT_TYPE, BY_AGE, NUM_TYPES: if the task lacks room, which of the types it is of, in what order they are tried, whether
   by age, and how many there are.
+- DECIDED: what `decide` returned.
 
 Then come what `retire` returns, the slots of those who have arrived, the first nodes of their graphs, and the types.
 """
@@ -91,30 +93,15 @@ def _may_get(state: State, worker: int) -> bool:
     return bool(counted <= rules[RUN_AHEAD])
 
 
-@compiled_unlocked
-def turn(
-    addresses: Ids, forms: Ids, task: Ids, first: int, end: int, stopped: Flags, answer: bool, busy_s: float,
-    arrived: Ids, worker: int, until: int, given: Ids, at: int, by_age: bool, may_ask: bool,
-) -> tuple[Ids, Ids]:  # fmt: skip
-    """Retire steps, let requests begin, and form a task for the first of some workers that may get one and has work.
+@compiled_within
+def _give(
+    addresses: Ids, worker: int, until: int, given: Ids, at: int, by_age: bool, may_ask: bool
+) -> tuple[Ids, Ids, Ids]:  # fmt: skip
+    """Form a task for the first of some workers that may get one and has work; see `turn`.
 
-    - task, first, end, stopped, answer, busy_s: see `retire`; nothing is retired if first is `end`.
-    - arrived: [3, requests] their numbers, ranks, and numbers of their forms; see `arrive`.
-    - worker, until: of the workers from this to before that. given, at, by_age, may_ask: see `form_next`.
-
-    Returns what has happened, see `TURN`, and the task that was formed, without steps if none was; see `packed`.
+    Returns its words of `TURN` from NEXT_WORKER on; the types, if the task lacks room; and the task.
     """
-    state = state_at(addresses)
-    found = np.zeros(RETIRED, np.int64)
-    if first < end:
-        found = retire(addresses, task, first, end, stopped, answer, busy_s)
-    formed, order, num_begun = np.zeros(HEADER, np.int64), given[:0], arrived.shape[1]
-    places = arrived[:2]
-    if num_begun > 0:
-        places = arrive(addresses, forms, arrived[0], arrived[1], arrived[2])
-        if places.shape[1] < num_begun:
-            worker = until = len(state.workers[0])
-            num_begun = 0
+    state, formed, order = state_at(addresses), np.zeros(HEADER, np.int64), given[:0]
     next_worker, num_workers = worker, len(state.workers[0])
     while next_worker < num_workers:
         if _may_get(state, next_worker):
@@ -128,15 +115,67 @@ def turn(
             at = NOWHERE
         next_worker += 1
     lacks_room = formed[NUM_STEPS] == 0 and (formed[ROWS_WANTED] > 0 or formed[LANES_WANTED] > 0)
-    num_types = len(order) if lacks_room else 0
-    result = np.empty(TURN + len(found) - RETIRED + 2 * num_begun + num_types, np.int64)
-    result[:RETIRED] = found[:RETIRED]
-    result[NUM_BEGUN], result[NUM_TYPES] = num_begun, num_types
-    result[NEXT_WORKER] = next_worker if next_worker < num_workers else NOWHERE
-    result[AT_TYPE], result[BY_AGE] = at, by_age
-    k = TURN + len(found) - RETIRED
-    result[TURN:k] = found[RETIRED:]
+    said = np.empty(TURN - NEXT_WORKER, np.int64)
+    said[0] = next_worker if next_worker < num_workers else NOWHERE
+    said[AT_TYPE - NEXT_WORKER], said[BY_AGE - NEXT_WORKER] = at, by_age
+    said[NUM_TYPES - NEXT_WORKER] = len(order) if lacks_room else 0
+    said[DECIDED - NEXT_WORKER] = 0
+    return said, order, formed
+
+
+@compiled_within
+def _packed(retired: Ids, num_begun: int, places: Ids, said: Ids, order: Ids) -> Ids:
+    """Return what has happened; see `TURN`."""
+    num_types = said[NUM_TYPES - NEXT_WORKER]
+    result = np.empty(TURN + len(retired) - RETIRED + 2 * num_begun + num_types, np.int64)
+    result[:RETIRED] = retired[:RETIRED]
+    result[NUM_BEGUN], result[NEXT_WORKER:TURN] = num_begun, said
+    k = TURN + len(retired) - RETIRED
+    result[TURN:k] = retired[RETIRED:]
     for i in range(num_begun):
         result[k + i], result[k + num_begun + i] = places[0, i], places[1, i]
     result[k + 2 * num_begun :] = order[:num_types]
-    return result, formed
+    return result
+
+
+@compiled_unlocked
+def turn(
+    addresses: Ids, forms: Ids, task: Ids, first: int, end: int, stopped: Flags, answer: bool, busy_s: float,
+    arrived: Ids, worker: int, until: int, given: Ids, at: int, by_age: bool, may_ask: bool,
+) -> tuple[Ids, Ids]:  # fmt: skip
+    """Retire steps, let requests begin, and form a task for the first of some workers that may get one and has work.
+
+    - task, first, end, stopped, answer, busy_s: see `retire`; nothing is retired if first is `end`.
+    - arrived: [3, requests] their numbers, ranks, and numbers of their forms; see `arrive`.
+    - worker, until: of the workers from this to before that. given, at, by_age, may_ask: see `form_next`.
+
+    Returns what has happened, see `TURN`, and the task that was formed, without steps if none was; see `packed`.
+    """
+    retired = np.zeros(RETIRED, np.int64)
+    if first < end:
+        retired = retire(addresses, task, first, end, stopped, answer, busy_s)
+    num_begun, places = arrived.shape[1], arrived[:2]
+    if num_begun > 0:
+        places = arrive(addresses, forms, arrived[0], arrived[1], arrived[2])
+        if places.shape[1] < num_begun:
+            worker = until = len(state_at(addresses).workers[0])
+            num_begun = 0
+    said, order, formed = _give(addresses, worker, until, given, at, by_age, may_ask)
+    return _packed(retired, num_begun, places, said, order), formed
+
+
+@compiled_unlocked
+def turn_by_values(
+    addresses: Ids, patterns: Ids, machine: Ids, task: Ids, first: int, end: int, stopped: Flags, busy_s: float,
+    worker: int, until: int, given: Ids, at: int, by_age: bool, may_ask: bool,
+) -> tuple[Ids, Ids]:  # fmt: skip
+    """As `turn`, where some requests decide by values: what follows from those that have come is begun in between.
+
+    patterns, machine: see `decide`. If there is something for Python to do first (see DECIDED), no task is formed.
+    """
+    retired = retire(addresses, task, first, end, stopped, False, busy_s)
+    at_done = RETIRED + retired[NUM_OVER]
+    decided = decide(addresses, patterns, machine, retired[at_done : at_done + retired[NUM_DONE]])
+    said, order, formed = _give(addresses, worker, until if decided == ALL_DONE else worker, given, at, by_age, may_ask)
+    said[DECIDED - NEXT_WORKER] = decided
+    return _packed(retired, 0, given.reshape(1, len(given)), said, order), formed

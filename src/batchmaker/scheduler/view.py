@@ -17,7 +17,17 @@ from batchmaker.scheduler.depths import Depths
 from batchmaker.scheduler.events import RequestId
 from batchmaker.scheduler.frontiers import Frontiers
 from batchmaker.scheduler.invariants import check_state
-from batchmaker.scheduler.layout import JUST_RAN, NUM_FREE, NUM_ROWS, NUM_RUNNING, SLOTS
+from batchmaker.scheduler.layout import (
+    HEAD_OF_QUEUE,
+    JUST_RAN,
+    KEY,
+    NODE_BITS,
+    NUM_FREE,
+    NUM_ROWS,
+    NUM_RUNNING,
+    SLOTS,
+    TAIL_OF_QUEUE,
+)
 from batchmaker.scheduler.queues import ready_types
 from batchmaker.scheduler.state import SchedulerState
 
@@ -61,6 +71,10 @@ class View:
 
     def num_ready(self, type_id: TypeId) -> int:
         return self._state.arena.num_ready(type_id)
+
+    def ready_since(self, type_id: TypeId) -> int:
+        types, queue = self._state.arena.types, self._state.arena.queue
+        return int(queue[KEY, types[HEAD_OF_QUEUE, type_id] : types[TAIL_OF_QUEUE, type_id]].min()) >> NODE_BITS
 
     def owners(self, nodes: NDArray[np.int64]) -> list[RequestId | None]:
         """Return the request of each node; None if it is no longer in flight."""

@@ -26,16 +26,18 @@ class WatchedRequests:
     from then on each as it comes, until none is left.
 
     - num_submitted: returns how many nodes of each type of these requests were submitted, [requests, types], as long as
-      no value may end a run.
+      no value may end a run. num_begun: how many they have got since they began, as values decided.
     - is_kept: whether the requests are entered now.
     - counts: whether submitted nodes are counted now: while the requests are entered; and always once there was a run
       that a value may end, because nobody knows later how far such a run has come.
     """
 
-    __slots__ = ("_began_s", "_num_requests", "_num_submitted", "_table", "_unseen", "counts", "is_kept")
+    __slots__ = ("_began_s", "_num_begun", "_num_requests", "_num_submitted", "_table", "_unseen", "counts", "is_kept")
 
-    def __init__(self, num_submitted: Callable[[Sequence[int]], Nodes]) -> None:
-        self._num_submitted = num_submitted
+    def __init__(
+        self, num_submitted: Callable[[Sequence[int]], Nodes], num_begun: Callable[[Sequence[int]], Nodes]
+    ) -> None:
+        self._num_submitted, self._num_begun = num_submitted, num_begun
         self._table = RequestTable()
         self.is_kept = self.counts = False
         self._num_requests = 0
@@ -67,6 +69,7 @@ class WatchedRequests:
             self._table.begin((slot,), began_s)
         if self._began_s and not self.counts:
             slots = list(self._began_s)
+            self._table.left[slots] += self._num_begun(slots)
             self._table.add_submitted(slots, self._num_submitted(slots))
         self.counts = True
         self._unseen.clear()
@@ -86,6 +89,7 @@ class WatchedRequests:
         """Note what requests are like that are about to arrive."""
         table = self._table
         for event in events:
+            table.decide.add(event.graph.region is not None)
             if event.deadline_s is not None or event.model >= table.num_models:
                 table.note_kind(math.inf if event.deadline_s is None else event.deadline_s, event.model)
             for run in event.graph.runs:
@@ -122,7 +126,9 @@ class WatchedRequests:
 
     def begun(self, slots: Nodes, graphs: Sequence[CellGraph]) -> None:
         """Note that requests have got one more of these graphs each, as values decided."""
-        table = self.table
+        if not self.is_kept:
+            return
+        table = self._table
         table.changes += 1
         for graph in {id(graph): graph for graph in graphs}.values():
             mine, work = slots[[other is graph for other in graphs]], work_of(graph)
@@ -132,7 +138,8 @@ class WatchedRequests:
 
     def decided(self, slots: Sequence[int]) -> None:
         """Note that these requests will get no more graphs."""
-        self.table.open[list(slots)] = False
+        if self.is_kept:
+            self._table.open[list(slots)] = False
 
     def submitted(self, slots: Nodes, type_id: int) -> None:
         """Note that one node of this type of each of these requests is on a worker; slots may repeat.
