@@ -189,8 +189,6 @@ class GraphCopies:
             form = forms.get(id(event.graph))
             if form is None or not event.graph.num_nodes or event.open or event.sequence is not None:
                 return None
-            if event.graph.region is not None:
-                return None
             found.append(form)
         return found
 

@@ -175,10 +175,10 @@ class Scheduler(View):
                 self._turn(commands, finished)
                 finished = None
             self._expire(arrivals[-1].at_s, commands)
-            known, has_deadlines = self._known(arrivals), False
-            for event in arrivals:
-                has_deadlines |= event.deadline_s is not None
-            if known is None or has_deadlines:
+            known, at_once = self._known(arrivals), True
+            for event in arrivals:  # what decisions read is held before a task may run it
+                at_once &= event.deadline_s is None and event.graph.region is None
+            if known is None or not at_once:
                 if finished is not None:
                     self._turn(commands, finished)
                     finished = None
@@ -320,6 +320,9 @@ class Scheduler(View):
             state.watched.begin(slots, self.now_s)
         if state.frontiers is not None and state.frontiers.kept:
             state.frontiers.admit(np.array([(b, e.graph.num_nodes) for b, e in zip(bases, events, strict=True)]), ())
+        over = self._begin_regions([event.graph for event in events], slots, bases, [0] * len(slots), commands)
+        if len(over):
+            self._reply_if_done(over, commands)
 
     def _begin(self, graphs: Sequence[CellGraph], slots: Sequence[int], commands: list[Command]) -> None:
         if self._state.watched is not None:
@@ -506,11 +509,12 @@ class Scheduler(View):
     def _begin_regions(
         self, graphs: Sequence[CellGraph], slots: Sequence[int], bases: Sequence[int], kept_bases: Sequence[int],
         commands: list[Command],
-    ) -> None:  # fmt: skip
-        """Let the regions of those of these requests begin that have one."""
+    ) -> Slots:  # fmt: skip
+        """Let the regions of those of these requests begin that have one. Returns the slots of those that are at their
+        end already."""
         arena, deciding = self._state.arena, [i for i, graph in enumerate(graphs) if graph.region is not None]
         if not deciding:
-            return
+            return NO_NODES
         own = [slots[i] for i in deciding]
         arena.requests[OPEN, own] = arena.requests[OWNS, own] = 1
         for i in deciding:
@@ -519,7 +523,7 @@ class Scheduler(View):
         self._frames.begin(
             own, [graphs[i] for i in deciding], [bases[i] for i in deciding], [kept_bases[i] for i in deciding]
         )
-        self._decided(self._frames.decide(NO_NODES), commands)
+        return self._decided(self._frames.decide(NO_NODES), commands)
 
     def _decided(self, outcome: Outcome, commands: list[Command]) -> Slots:
         """Command what follows from decisions. Returns the slots of the requests whose last decision is made."""
@@ -534,8 +538,7 @@ class Scheduler(View):
         for slot, number, node, output in outcome.collected:
             commands.append(Collect(state.id_of(slot), number, node, output))
         for slot, outputs in outcome.finished:
-            num_nodes = sum([extent.num_nodes for extent in state.own_extents(slot)])
-            commands.append(Decided(state.id_of(slot), tuple(outputs), num_nodes))
+            commands.append(Decided(state.id_of(slot), tuple(outputs), self._frames.num_nodes(slot)))
             if slot in state.chunks:
                 self._completion.keep_decided(slot, [outputs[place][0] for place in self._frames.keeps.pop(slot, ())])
         if state.watched is not None and outcome.finished:

@@ -190,6 +190,10 @@ class Frames:
             self.slots.remove(slot)
             forget_frames(self._state.arena.tables, self.addresses, np.array([slot], np.int64))
 
+    def num_nodes(self, slot: int) -> int:
+        """Return how many nodes a request has had so far, in all its graphs."""
+        return int(self._machine.num_nodes[slot])
+
     def leave(self, slots: Sequence[int]) -> None:
         """Note that requests have been answered: all their nodes are done."""
         self.slots.difference_update(slots)
