@@ -22,6 +22,7 @@ from batchmaker.compile.rounding import distance, is_apart, is_rounding, largest
 from batchmaker.compile.row_trial import Batch, TrialRows
 from batchmaker.errors import RAISED_BY_USERS, ModelError
 from batchmaker.graph.spec import ValueSpec
+from batchmaker.graph.whole_runs import CROWDS
 from batchmaker.kernels.cpu.choice import example_task, least_s
 from batchmaker.kernels.cpu.loop import RecurrentLoop
 
@@ -30,18 +31,18 @@ _LENGTHS: Final = (1, 2, 4, 5, 3, 11)
 _DRAWS: Final = 3
 """A difference counts if each of so many draws shows one: a choice between nearly equal scores is rare."""
 
-_ROOMS: Final = (256, 128, 64, 32, 16, 8, 4, 2)
-_BATCH: Final = 16
-"""Rows of the batch that stands for an engine with many requests."""
-_FULL: Final = 2
-"""A room is full by half at least; in a batch, the runs are shorter than the longest."""
+_TIMED: Final = (256, 128, 64, 32, 16, 8, 4, 2)
+"""Steps of the runs that are timed, until one is not faster."""
+_MIXED: Final = 2.0
+"""The longest run of a batch is so many times as long as the mean, if their lengths are spread evenly from 0 on."""
 _NODE_S: Final = 1.5e-6
-_TASK_S: Final = 2e-4
+_TASK_S: Final = 6e-4
 """What the scheduler and the executor take for the copy of a step's inputs, and for the tasks that a run of steps does
 not have."""
 _STEPS: Final = 4
-_ALL_S: Final = 1.0
-"""Timing ends after this; shorter rooms are then left to the steps."""
+_ALL_S: Final = 0.5
+"""Timing for one number of requests ends after this; shorter runs are then left to the steps."""
+_NEVER: Final = 1 << 62
 
 
 @final
@@ -50,7 +51,7 @@ class WholeRun(nn.Module):
 
     It takes as memories all but the last step's inputs, `num_columns` of them, each as rows [batch, room, ...] and
     number [batch]; then the last step's inputs; then the state. module: takes the rows of all steps, one argument for
-    each input of a step, their number, and the state.
+    each input of a step, their number, and the state. Their room is that of the longest run.
     """
 
     def __init__(self, module: nn.Module, num_columns: int) -> None:
@@ -59,13 +60,11 @@ class WholeRun(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         columns, number = self.num_columns, inputs[1]
-        entries, whole = torch.arange(len(number)), []
+        entries, longest, whole = torch.arange(len(number)), int(number.max()) + 1, []
         for port in range(columns):
             rows, last = inputs[2 * port], inputs[2 * columns + port]
-            room = rows.shape[1]
-            longest = int(number.max()) + 1
-            made = rows.new_zeros(len(rows), room if longest <= room else room_for(longest), *rows.shape[2:])
-            made[:, :room] = rows
+            made = rows.new_zeros(len(rows), longest, *rows.shape[2:])
+            made[:, : rows.shape[1]] = rows[:, :longest]
             made[entries, number] = last
             whole.append(made)
         return self.module(*whole, number + 1, *inputs[3 * columns :])
@@ -74,9 +73,7 @@ class WholeRun(nn.Module):
 # --- the same numbers -------------------------------------------------------------------------------------------------
 
 
-def prove_same(
-    step: nn.Module, whole: WholeRun, inputs: Sequence[ValueSpec], trial: TrialRows, name: str
-) -> None:
+def prove_same(step: nn.Module, whole: WholeRun, inputs: Sequence[ValueSpec], trial: TrialRows, name: str) -> None:
     """ModelError unless a cell's whole form gives what the last step of a run gives, for runs of several lengths.
 
     step: the cell's module. inputs: its inputs; the first are given at each step, as many as the whole form has
@@ -114,7 +111,7 @@ class _SameTrial:
         places, sizes = list(range(len(runs))), self._trial.batch_sizes
         batches = [[place] for place in places]
         if sizes[-1] > 1:
-            batches += [group for group in (places[: sizes[-1]], places[: -sizes[-1] - 1 : -1])]
+            batches += [places[: sizes[-1]], places[: -sizes[-1] - 1 : -1]]
         for batch in batches:
             made = self._made([runs[place] for place in batch])
             for at, place in enumerate(batch):
@@ -204,50 +201,56 @@ class _SameTrial:
         return flat_outputs(self._whole(*given), self._where)
 
 
-# --- which is faster ----------------------------------------------------------------------------------------------------
+# --- which is faster ------------------------------------------------------------------------------------------------
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """From how many steps on a run is expected to be faster as one node; None if no length was. said: in words."""
+    """From how many steps on a run is expected to be faster as one node, for each of CROWDS. said: in words."""
 
-    least: int | None
+    least: tuple[int, ...]
     said: str
 
 
 def measured(steps: BoundCell, whole: BoundCell, max_batch: int) -> Measured:
-    """Time both forms, alone and in a batch, and return from which length on runs take the whole form.
+    """Time both forms, and return from which length on runs take the whole form.
 
-    steps: the cell, split. whole: bound as WholeRun. A length is for the whole form if this is faster although only
-    half of its room is filled, alone and in a batch, and so are all longer ones that are tried.
+    steps: the cell, split. whole: bound as WholeRun. This is the rule: with n requests in flight, a run is one node if
+    n runs of its length take less time as one batch of whole runs than as steps of n rows, and so for all longer runs
+    that are timed. For n > 1 the whole runs must be faster by _MIXED, since the others in their batch are longer.
     """
-    batches = sorted({1, min(_BATCH, max_batch)})
-    step_s = {batch: _step_s(steps, batch) for batch in batches}
-    end_s, least, slower = time.perf_counter() + _ALL_S, None, ""
-    for room in _ROOMS:
-        if least is not None and time.perf_counter() > end_s:
-            break
-        lost = ""
-        for batch in batches:
-            (whole_s,) = least_s([partial(_called, whole, _rows_of(whole, batch, room))])
-            whole_s += room * batch * _NODE_S + _TASK_S
-            stepped_s = room * step_s[batch]
-            if _FULL * whole_s > stepped_s:
-                beside = "alone" if batch == 1 else f"in a batch of {batch}"
-                lost = f"{room} steps {beside} took {_ms(stepped_s)} in steps, {_ms(whole_s)} whole"
+    least, said = list[int](), ""
+    for crowd in CROWDS:
+        batch = min(crowd, max_batch)
+        step_s, end_s, found = _step_s(steps, batch), time.perf_counter() + _ALL_S, _NEVER
+        for length in _TIMED:
+            (whole_s,) = least_s([partial(_called, whole, _rows_of(whole, batch, length))])
+            whole_s += length * batch * _NODE_S + _TASK_S
+            if whole_s * (_MIXED if batch > 1 else 1.0) >= length * step_s:
+                if not said and length == _TIMED[0]:
+                    said = (
+                        f" (measured: {length} steps of {batch} {'runs' if batch > 1 else 'run'} took "
+                        f"{1e3 * length * step_s:.2g} ms, as whole runs {1e3 * whole_s:.2g} ms)"
+                    )
                 break
-        if lost:
-            slower = lost
-            break
-        least = room // 2 + 1
-    if least is None:
-        return Measured(None, f"runs are always steps: the whole form was measured to be no faster ({slower})")
-    return Measured(least, f"runs of {least} steps or more are one node, if nothing reads their steps")
+            found = length
+            if time.perf_counter() > end_s:
+                break
+        least.append(found)
+    return Measured(tuple(least), said_of(least) + said)
 
 
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.2g} ms"
+def said_of(least: Sequence[int]) -> str:
+    """Return in words from which length on runs are one node. least: see Measured."""
+    if set(least) == {_NEVER}:
+        return "runs are always steps"
+    named = ("alone", *(f"with up to {crowd} requests in flight" for crowd in CROWDS[1:-1]), "with more requests")
+    lengths = ["as steps" if one == _NEVER else f"from {one} steps on" for one in least]
+    if len(set(lengths)) == 1:
+        return f"runs are one node {lengths[0]}, if nothing reads their steps"
+    each = ", ".join(f"{length} {crowd}" for length, crowd in zip(lengths, named, strict=True))
+    return f"runs are one node, if nothing reads their steps, by length: {each}"
 
 
 def _called(cell: BoundCell, inputs: Batch) -> None:
@@ -255,13 +258,13 @@ def _called(cell: BoundCell, inputs: Batch) -> None:
         cell.call(inputs)
 
 
-def _rows_of(whole: BoundCell, batch: int, room: int) -> Batch:
-    """Return inputs for runs that fill a room."""
+def _rows_of(whole: BoundCell, batch: int, length: int) -> Batch:
+    """Return inputs for runs of one length."""
     rows = list(whole.example(batch))
     for port in range(whole.num_memories):
         like = rows[2 * port][:, :1]
-        rows[2 * port] = like.expand(batch, room, *like.shape[2:]).clone()
-        rows[2 * port + 1] = torch.full((batch,), room - 1)
+        rows[2 * port] = like.expand(batch, room_for(length - 1), *like.shape[2:]).clone()
+        rows[2 * port + 1] = torch.full((batch,), length - 1)
     return tuple(rows)
 
 

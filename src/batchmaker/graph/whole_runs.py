@@ -6,9 +6,10 @@ everybody finds the run's outputs, is the node that computes the whole run: the 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
@@ -27,14 +28,23 @@ class WholeForm:
     """The second form of a cell's runs: one node for a whole run.
 
     copy: takes the inputs of a step and returns them. whole: takes, as memories, all inputs of the steps but the last,
-    then those of the last step, then the initial state; it returns what the last step returns. least: the fewest steps
-    of a run that takes this form. zeros: for each part of the state, one value.
+    then those of the last step, then the initial state; it returns what the last step returns. least: for each of
+    CROWDS, the fewest steps of a run that takes this form. zeros: for each part of the state, one value.
     """
 
     copy: CellType
     whole: CellType
-    least: int
+    least: tuple[int, ...]
     zeros: tuple[HostValues, ...]
+
+
+CROWDS: Final = (1, 4, 16)
+"""Numbers of requests in flight for which it is known which form is faster; more than the last are as the last."""
+
+
+def crowd_of(num_requests: int) -> int:
+    """Return which of CROWDS so many requests in flight are: the first that is not smaller."""
+    return bisect_left(CROWDS[:-1], num_requests)
 
 
 @final

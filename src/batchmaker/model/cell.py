@@ -658,7 +658,10 @@ def whole_run(cell: Cell, num_columns: int) -> Cell:
         name=f"{cell.name or type(cell.module).__name__} whole",
         independent_rows=cell.independent_rows,
     )
-    made.memories, made.own_rows = tuple([Memory(f"steps {port}") for port in range(num_columns)]), (None,) * num_columns
+    made.memories, made.own_rows = (
+        tuple([Memory(f"steps {port}") for port in range(num_columns)]),
+        (None,) * num_columns,
+    )
     made.memory_outputs, made._with_memories = outputs_kept(made.memories), made.module
     return made
 

@@ -391,6 +391,11 @@ class CellRegistry:
         rows = tuple([self._row(argument, spec) for argument, spec in zip(given, inputs, strict=False)])
         return TrialRows(rows, cell.batch_sizes, cell.independent_rows)
 
+    @property
+    def forms_depend_on_crowds(self) -> bool:
+        """Whether the form of some runs depends on how many requests are in flight."""
+        return self._whole_runs.depend_on_crowds
+
     def is_whole(self, type_id: TypeId) -> bool:
         """Whether the nodes of a type are whole runs."""
         return self._whole_runs.is_whole(type_id)

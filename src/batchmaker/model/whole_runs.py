@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, final
 
 from batchmaker.compile.export import example_rows, flat_module
-from batchmaker.compile.whole_runs import WholeRun, measured, prove_same
+from batchmaker.compile.whole_runs import Measured, WholeRun, measured, prove_same, said_of
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues
-from batchmaker.graph.whole_runs import WholeForm
+from batchmaker.graph.whole_runs import CROWDS, WholeForm
 from batchmaker.model.cell import Cell, copying, whole_run
 from batchmaker.model.scope import Given
 
 if TYPE_CHECKING:
     from batchmaker.model.registry import CellRegistry
-
-_NEVER: Final = 1 << 62
-"""The length from which on runs take a form that is never the faster one."""
 
 
 @final
@@ -32,6 +29,7 @@ class WholeRuns:
         self._known: dict[tuple[Cell, TypeId], WholeForm | ModelError] = {}
         self._notes: dict[TypeId, dict[str, None]] = {}
         self._types: set[TypeId] = set()
+        self.depend_on_crowds = False
 
     def notes_of(self, type_id: TypeId) -> tuple[str, ...]:
         """Return from which length on runs of this type are one node, or why none is."""
@@ -74,14 +72,14 @@ class WholeRuns:
         copies = copying(steps)
         copy = registry.known(copies) or registry.learn(copies, steps, given[:columns], prefix)
         self._types.add(whole.type_id)
-        least, said = cell.whole_from, ""
-        if least is None:
-            found = measured(registry.bound[known.type_id].split(columns), registry.bound[whole.type_id], cell.max_batch)
-            least, said = _NEVER if found.least is None else found.least, found.said
+        if cell.whole_from is not None:
+            found = Measured((cell.whole_from,) * len(CROWDS), f"as whole_from says, {said_of((cell.whole_from,))}")
         else:
-            said = f"runs of {least} steps or more are one node, as whole_from says, if nothing reads their steps"
-        self._note(known, said)
-        return WholeForm(copy, whole, least, tuple(map(_zero, state)))
+            split = registry.bound[known.type_id].split(columns)
+            found = measured(split, registry.bound[whole.type_id], cell.max_batch)
+        self._note(known, found.said)
+        self.depend_on_crowds |= len(set(found.least)) > 1
+        return WholeForm(copy, whole, found.least, tuple(map(_zero, state)))
 
     def _note(self, known: CellType, said: str) -> None:
         self._notes.setdefault(known.type_id, {})[said] = None
