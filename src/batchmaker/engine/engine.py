@@ -133,7 +133,7 @@ class Engine:
         chosen = choose_policy(policy, refuse=refuse, on_cpu=computes_here)
         self._registry = CellRegistry(
             deterministic_for=threads if deterministic else None,
-            only_steps=only_steps(deterministic=deterministic, computes_here=computes_here),
+            only_steps=only_steps(chosen, deterministic=deterministic, computes_here=computes_here),
         )
         self._catalogue = Catalogue(model, self._registry, deadline_ms)
         if deterministic and not (computes_here and isinstance(chosen, CellPolicy)):
