@@ -27,6 +27,8 @@ from batchmaker.graph.whole_runs import CROWDS, crowd_of
 from batchmaker.model import whole_runs as binding
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.unfolding import Unfolding
+from batchmaker.policies.cellular import CellularPolicy
+from batchmaker.policies.learned.policy import LearnedPolicy
 
 WIDTH, WORDS = 6, 11
 NEVER: Final = 1 << 62
@@ -198,6 +200,26 @@ def assert_as_alone(use: Callable[[Any, Any], Any], policy: str = "cellular", **
 @pytest.mark.parametrize("name", USES)
 def test_whole_runs_give_what_their_steps_give(name: str) -> None:
     assert_as_alone(USES[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_whole_runs_keep_the_dtype(dtype: torch.dtype) -> None:
+    class Reads(bm.Model):
+        def __init__(self) -> None:
+            step = Mix().to(dtype)
+            self.mix = bm.Cell(step, whole=Stepped(step, 2), whole_from=4)
+
+        def unfold(self, x: Any) -> Any:
+            return self.mix.run((vectors(x), x))
+
+    model, x = Reads(), words(9)
+    with bm.Engine(model, threads=1) as engine:
+        h, c = engine.submit(x).result()
+        assert whole_tasks(engine) == 1
+    alone = PlainCell(model.mix.module, (WIDTH, WIDTH))
+    rows = torch.tensor(vectors(x), dtype=dtype)
+    wanted = resolved(alone.run((list(rows), x), tuple(torch.zeros(2, WIDTH, dtype=dtype))))
+    assert same((h, c), wanted, 5e-2 if dtype is torch.bfloat16 else 1e-9)
 
 
 @pytest.mark.parametrize("policy", ["auto", "cellular:max_steps=1", "lazy", "agenda", "depth", "sufficient"])
@@ -445,6 +467,28 @@ def test_a_deterministic_engine_takes_steps_and_says_so() -> None:
         assert any("whole= is not used: deterministic=True" in note for note in cell.notes)
 
 
+def test_a_policy_that_knows_steps_alone_gets_steps() -> None:
+    class Knows(CellularPolicy):
+        knows_steps_only = True
+
+    assert LearnedPolicy.knows_steps_only
+    with bm.Engine(Everything(USES["its end"]), Knows()) as engine:
+        engine.submit(words(9)).result()
+        (cell,) = engine.explain().cells
+        assert any("whole= is not used: policy" in note for note in cell.notes)
+
+
+def test_a_request_that_overflows_does_not_decide_on_the_form() -> None:
+    def use(m: Any, x: Any) -> Any:
+        return m.mix.run(([[float(x[0])] * WIDTH] * len(x), x[1:] + x[:1]))
+
+    with bm.Engine(Everything(use), threads=1) as engine:
+        engine.submit([float("inf"), 1, 2]).exception()
+        x = [1, 2, 3, 4]
+        assert same(engine.submit(x).result(), resolved(use(Plainly(), x)), 1e-4)
+        assert whole_tasks(engine) > 0
+
+
 def test_a_model_with_a_whole_form_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(SavedModelError, match="cannot be saved with whole="):
         bm.save(Generates(whole=Stepped(MODULES["lm"])), tmp_path / "model", example_request=words(3))
@@ -606,6 +650,19 @@ def test_a_form_that_returns_other_rows_is_refused(kind: type[Stepped]) -> None:
     error = refusal(kind(MODULES["read"]))
     assert isinstance(error, ShapeError)
     assert "cell 'reader': a step returns rows of" in str(error)
+
+
+class LongRaises(Stepped):
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if inputs[0].shape[1] > 9:
+            raise ValueError("too long")
+        return super().forward(*inputs)
+
+
+def test_a_form_that_raises_for_some_lengths_is_refused() -> None:
+    assert "cell 'reader': whole= raised ValueError: too long for runs of 11 steps" in str(
+        refusal(LongRaises(MODULES["read"]))
+    )
 
 
 def test_a_cell_that_draws_random_numbers_has_no_whole_form() -> None:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from batchmaker.compile.binding import BoundCell
-from batchmaker.compile.export import flat_outputs, torch_dtype
+from batchmaker.compile.export import flat_outputs
 from batchmaker.compile.memories import room_for
 from batchmaker.compile.rounding import distance, is_apart, is_rounding, largest, tolerance
 from batchmaker.compile.row_trial import Batch, TrialRows
-from batchmaker.errors import RAISED_BY_USERS, ModelError
+from batchmaker.errors import RAISED_BY_USERS, ModelError, said_by
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.whole_runs import CROWDS
 from batchmaker.kernels.cpu.choice import example_task, least_s
@@ -138,40 +138,45 @@ class _SameTrial:
     def _runs(self, seed: int) -> tuple[list[Batch], list[Batch]]:
         """Return the inputs of runs, [1, steps, ...] per column and [1, ...] per part of the state, and their ends.
 
-        Made-up integers that the cell refuses are replaced by real ones.
+        Near the real rows, with made-up integers, if the steps take these and give numbers; else with the real ones;
+        else all is made up, as the request may be wrong.
         """
         refused: BaseException | None = None
-        for made_up in (True, False):
-            runs = list(self._drawn(seed, made_up=made_up))
+        found: tuple[list[Batch], list[Batch]] | None = None
+        for trial, made_up in ((self._trial, True), (self._trial, False), (TrialRows(), True)):
+            runs = list(self._drawn(trial.batch(self._inputs, 1), seed, made_up=made_up))
+            before = torch.get_rng_state()
             try:
-                before = torch.get_rng_state()
                 ends = [self._stepped(run) for run in runs]
             except RAISED_BY_USERS as error:
-                refused = error
+                refused = refused or error
                 continue
             if not torch.equal(before, torch.get_rng_state()):
                 raise ModelError(
                     f"{self._where}: it draws random numbers, so whole= cannot be compared with its steps; let the "
                     "cell take the numbers as an input"
                 )
-            return runs, ends
-        raise ModelError(f"{self._where}: its steps raised in the trial of whole=: {refused}") from refused
+            found = found or (runs, ends)
+            if all(bool(part.isfinite().all()) for end in ends for part in end if part.is_floating_point()):
+                return runs, ends
+        if found is None:
+            said = "" if refused is None else said_by(refused)
+            raise ModelError(f"{self._where}: its steps raised in the trial of whole=: {said}") from refused
+        return found
 
-    def _drawn(self, seed: int, *, made_up: bool) -> Iterator[Batch]:
+    def _drawn(self, real: Batch, seed: int, *, made_up: bool) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(seed)
-        real = self._trial.batch(self._inputs, 1)
         for length in _LENGTHS:
             run = []
             for port, (spec, row) in enumerate(zip(self._inputs, real, strict=True)):
                 shape = (1, length, *spec.shape) if port < self._columns else (1, *spec.shape)
                 like = (row[:, None] if port < self._columns else row).expand(shape)
                 if row.is_floating_point():
-                    noise = torch.randn(shape, generator=generator)
-                    scale = float(row.abs().double().nan_to_num(0.0, 0.0, 0.0).amax()) if row.numel() else 0.0
+                    noise, scale = torch.randn(shape, generator=generator), largest(row) if row.numel() else 0.0
                     run.append((like + 0.5 * (scale or 1.0) * noise).to(row.dtype))
                 elif made_up:
                     most = 2 if row.dtype is torch.bool else spec.num_tokens or 5
-                    run.append(torch.randint(0, most, shape, generator=generator).to(torch_dtype(spec.dtype)))
+                    run.append(torch.randint(0, most, shape, generator=generator).to(row.dtype))
                 else:
                     run.append(like.clone())
             yield tuple(run)
@@ -198,7 +203,13 @@ class _SameTrial:
             given += (rows, number.clone())
         given += [torch.cat([run[port][:, -1] for run in runs]) for port in range(self._columns)]
         given += [torch.cat([run[port] for run in runs]) for port in range(self._columns, len(self._inputs))]
-        return flat_outputs(self._whole(*given), self._where)
+        try:
+            return flat_outputs(self._whole(*given), self._where)
+        except RAISED_BY_USERS as error:
+            if isinstance(error, ModelError):
+                raise
+            lengths = ", ".join(map(str, (number + 1).tolist()))
+            raise ModelError(f"{self._where}: whole= raised {said_by(error)} for runs of {lengths} steps") from error
 
 
 # --- which is faster ------------------------------------------------------------------------------------------------
