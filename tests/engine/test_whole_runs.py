@@ -24,6 +24,7 @@ from batchmaker.engine.unfolder import Unfolder
 from batchmaker.errors import HandleError, InvalidRequestError, ModelError, OptionError, SavedModelError, ShapeError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.whole_runs import CROWDS, crowd_of
+from batchmaker.lab.zoo.reference import PlainTypes, interpreted
 from batchmaker.model import whole_runs as binding
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.unfolding import Unfolding
@@ -476,6 +477,23 @@ def test_a_policy_that_knows_steps_alone_gets_steps() -> None:
         engine.submit(words(9)).result()
         (cell,) = engine.explain().cells
         assert any("whole= is not used: policy" in note for note in cell.notes)
+
+
+def test_the_interpreted_reference_and_simulations_take_steps() -> None:
+    model, x = Everything(USES["one run after another"]), words(9)
+    assert same(interpreted(model, x), resolved(model.use(Plainly(), x)), 1e-4)
+    for types in (PlainTypes(), CellRegistry()):
+        unfolding = Unfolding(model, types, x)
+        unfolding.start()
+        assert [run.length for run in unfolding.graph.runs] == [9, 9]
+
+
+def test_rows_that_run_one_by_one_have_whole_forms_too() -> None:
+    model = Everything(USES["its end"], independent_rows=False)
+    with bm.Engine(model, threads=1) as engine:
+        for x, answer in zip(REQUESTS, engine.map(REQUESTS, progress=False), strict=True):
+            assert same(answer, resolved(Plainly().read.run(x)), 1e-4)
+        assert whole_tasks(engine) == len(REQUESTS)
 
 
 def test_a_request_that_overflows_does_not_decide_on_the_form() -> None:
