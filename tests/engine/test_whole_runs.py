@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import batchmaker as bm
 from batchmaker.compile import whole_runs as timing
-from batchmaker.compile.whole_runs import Measured, measured
+from batchmaker.compile.whole_runs import WholeLengths, measured
 from batchmaker.engine.unfolder import Unfolder
 from batchmaker.errors import HandleError, InvalidRequestError, ModelError, OptionError, SavedModelError, ShapeError
 from batchmaker.graph.cell_graph import CellGraph
@@ -515,7 +515,9 @@ def test_a_model_with_a_whole_form_is_not_saved(tmp_path: Path) -> None:
 # --- chosen by time -----------------------------------------------------------------------------------------------
 
 
-def timed(monkeypatch: pytest.MonkeyPatch, step_s: dict[int, float], whole_s: Callable[[int, int], float]) -> Measured:
+def timed(
+    monkeypatch: pytest.MonkeyPatch, step_s: dict[int, float], whole_s: Callable[[int, int], float]
+) -> WholeLengths:
     """What is chosen if a step of a batch takes so long, and whole runs by batch and length."""
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(timing, "_step_s", lambda cell, batch: step_s[batch])
@@ -539,7 +541,7 @@ def test_crowds_are_numbers_of_requests_in_flight() -> None:
 
 
 def test_requests_alone_and_in_crowds_take_the_form_that_is_faster_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binding, "measured", lambda steps, whole, most: Measured((2, NEVER, NEVER), "said"))
+    monkeypatch.setattr(binding, "measured", lambda steps, whole, most: WholeLengths((2, NEVER, NEVER), "said"))
     engine, checks = checked(Everything(USES["its end"], None))
     x = words(9)
     with engine:

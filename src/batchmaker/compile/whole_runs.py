@@ -217,14 +217,14 @@ class _SameTrial:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Measured:
+class WholeLengths:
     """From how many steps on a run is expected to be faster as one node, for each of CROWDS. said: in words."""
 
     least: tuple[int, ...]
     said: str
 
 
-def measured(steps: BoundCell, whole: BoundCell, max_batch: int) -> Measured:
+def measured(steps: BoundCell, whole: BoundCell, max_batch: int) -> WholeLengths:
     """Time both forms, and return from which length on runs take the whole form.
 
     steps: the cell, split. whole: bound as WholeRun. This is the rule: with n requests in flight, a run is one node if
@@ -249,11 +249,11 @@ def measured(steps: BoundCell, whole: BoundCell, max_batch: int) -> Measured:
             if time.perf_counter() > end_s:
                 break
         least.append(found)
-    return Measured(tuple(least), said_of(least) + said)
+    return WholeLengths(tuple(least), said_of(least) + said)
 
 
 def said_of(least: Sequence[int]) -> str:
-    """Return in words from which length on runs are one node. least: see Measured."""
+    """Return in words from which length on runs are one node. least: see WholeLengths."""
     if set(least) == {_NEVER}:
         return "runs are always steps"
     named = ("alone", *(f"with up to {crowd} requests in flight" for crowd in CROWDS[1:-1]), "with more requests")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from batchmaker.compile.export import example_rows, flat_module
-from batchmaker.compile.whole_runs import Measured, WholeRun, measured, prove_same, said_of
+from batchmaker.compile.whole_runs import WholeLengths, WholeRun, measured, prove_same, said_of
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues
@@ -73,7 +73,7 @@ class WholeRuns:
         copy = registry.known(copies) or registry.learn(copies, steps, given[:columns], prefix)
         self._types.add(whole.type_id)
         if cell.whole_from is not None:
-            found = Measured((cell.whole_from,) * len(CROWDS), f"as whole_from says, {said_of((cell.whole_from,))}")
+            found = WholeLengths((cell.whole_from,) * len(CROWDS), f"as whole_from says, {said_of((cell.whole_from,))}")
         else:
             split = registry.bound[known.type_id].split(columns)
             found = measured(split, registry.bound[whole.type_id], cell.max_batch)
