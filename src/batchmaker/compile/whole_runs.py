@@ -28,6 +28,9 @@ from batchmaker.kernels.cpu.loop import RecurrentLoop
 
 _LENGTHS: Final = (1, 2, 4, 5, 3, 11)
 """Steps of the runs of a trial: one, two, a room, one more than a room, and others."""
+_LONG: Final = (33, 130)
+"""More of them, for forms that go over a run in blocks. Not tried with more bytes of weights than _LARGE_BYTES."""
+_LARGE_BYTES: Final = 64 << 20
 _DRAWS: Final = 3
 """A difference counts if each of so many draws shows one: a choice between nearly equal scores is rare."""
 
@@ -93,6 +96,8 @@ class _SameTrial:
         self._step, self._whole, self._inputs, self._trial = step, whole, inputs, trial
         self._where, self._columns = f"cell {name!r}", whole.num_columns
         self._num_state = len(inputs) - whole.num_columns
+        num_bytes = sum(weight.nbytes for weight in (*step.parameters(), *step.buffers()))
+        self._lengths = _LENGTHS if num_bytes > _LARGE_BYTES else (*_LENGTHS, *_LONG)
 
     def run(self) -> None:
         """Raise the error of the first draw if every draw shows a difference."""
@@ -121,7 +126,7 @@ class _SameTrial:
                         continue
                     again = partial(self._stepped, runs[place])
                     if not is_rounding(distance(row, others), again, output):
-                        return self._error(row, others, output, _LENGTHS[place], len(batch))
+                        return self._error(row, others, output, self._lengths[place], len(batch))
         return None
 
     def _error(self, made: Tensor, wanted: Tensor, output: int, length: int, batch: int) -> ModelError:
@@ -166,7 +171,7 @@ class _SameTrial:
 
     def _drawn(self, real: Batch, seed: int, *, made_up: bool) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(seed)
-        for length in _LENGTHS:
+        for length in self._lengths:
             run = []
             for port, (spec, row) in enumerate(zip(self._inputs, real, strict=True)):
                 shape = (1, length, *spec.shape) if port < self._columns else (1, *spec.shape)
