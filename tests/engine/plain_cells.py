@@ -67,8 +67,10 @@ class PlainCell:
         return PlainSequence(list(map(PlainValue, rows[count:])))
 
     def run(self, words: Any, init: Sequence[Any] | None = None, *, memory: Any = None) -> Any:
-        state = [torch.zeros(width) for width in self._state] if init is None else [_row(part) for part in init]
-        return self._chain([[row] for row in _rows(words)], state, None, memory)
+        given = [None] * len(self._state) if init is None else init
+        state = [torch.zeros(self._state[k]) if part is None else _row(part) for k, part in enumerate(given)]
+        columns = words if isinstance(words, tuple) else (words,)
+        return self._chain(list(map(list, zip(*map(_rows, columns), strict=True))), state, None, memory)
 
     def loop(self, init: Sequence[Any], *, until: Any = None, max_steps: int, memory: Any = None) -> Any:
         return self._chain([[]] * max_steps, [_row(part) for part in init], until, memory)

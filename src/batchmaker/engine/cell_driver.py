@@ -304,7 +304,7 @@ class CellDriver:
     # --- requests that come, and answers ---------------------------------------------------------------------------
 
     def _begin(self, tickets: Sequence[Ticket], events: list[Event]) -> None:
-        for request in self._unfolder.begin(tickets, events, self._settle):
+        for request in self._unfolder.begin(tickets, events, self._settle, len(self._in_flight)):
             self._in_flight[request.ticket.request_id] = request
 
     def _admit(self, commands: Sequence[Admit], reads: Sequence[Read], woken: list[InFlight]) -> None:

@@ -26,7 +26,7 @@ from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX
 from batchmaker.engine.options import check_choice, check_flag, check_number, check_whole, checked_priority
 from batchmaker.engine.request import Settled, Ticket
 from batchmaker.engine.sequence import Sequence
-from batchmaker.engine.setup import Drivers, choose_policy, make_driver, prepare_scheduler, separated
+from batchmaker.engine.setup import Drivers, choose_policy, make_driver, only_steps, prepare_scheduler, separated
 from batchmaker.engine.start import Start
 from batchmaker.engine.stats import DriverStats, ServiceStats, StepSeen
 from batchmaker.engine.submission import Room, Submitter, Tickets
@@ -130,9 +130,12 @@ class Engine:
         self._clock = RealClock()
         self._computes_here = computes_here = executor is None and device == "cpu"
         threads = default_threads(workers) if threads is None else threads
-        self._registry = CellRegistry(deterministic_for=threads if deterministic else None)
-        self._catalogue = Catalogue(model, self._registry, deadline_ms)
         chosen = choose_policy(policy, refuse=refuse, on_cpu=computes_here)
+        self._registry = CellRegistry(
+            deterministic_for=threads if deterministic else None,
+            only_steps=only_steps(chosen, deterministic=deterministic, computes_here=computes_here),
+        )
+        self._catalogue = Catalogue(model, self._registry, deadline_ms)
         if deterministic and not (computes_here and isinstance(chosen, CellPolicy)):
             where = "here" if computes_here else "on this device or executor"
             raise OptionError(

@@ -23,7 +23,7 @@ _UNKNOWN: Final = RunForm("not told by this executor")
 class ExplainedCell:
     """How one cell type runs.
 
-    - cell: its name. used: in chains or loops, or as single nodes.
+    - cell: its name. used: in chains or loops, as single nodes, or as nodes that are whole runs.
     - form: `compiled loop` and `node loop` (all steps of a task in one call), `optimised program`, `torch module as it
       is`; or what runs on GPUs. why: no faster form, or where it is used; "" if it is the fastest there is.
     - until: whether loops that end at a value are tested inside the form, and why not; "" without such loops.
@@ -98,7 +98,7 @@ def _form(cell: CellType, registry: CellRegistry, executors: Sequence[TellsForms
     counts: list[RunCounts] = [executor.counted(cell.type_id) for executor in executors]
     return ExplainedCell(
         cell.name,
-        _used(num_sequence),
+        "whole runs" if registry.is_whole(cell.type_id) else _used(num_sequence),
         found.form,
         found.why,
         found.until,

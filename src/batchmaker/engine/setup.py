@@ -419,6 +419,15 @@ def make_driver(
     return driver
 
 
+def only_steps(policy: CellPolicy | GraphPolicy, *, deterministic: bool, computes_here: bool) -> str:
+    """Return why runs never take the whole form of their cell; "" if they may."""
+    if deterministic:
+        return "deterministic=True, and the room of a batch, which depends on who shares it, changes bits"
+    if isinstance(policy, CellPolicy) and policy.knows_steps_only:
+        return f"policy {policy.name!r} knows cells step by step"
+    return "" if computes_here else "memories are read by the CPU's executor only"
+
+
 def _grown(executor: Executor, command: Reserve) -> bool:
     """Let tables grow now, if there is memory for it. Otherwise they are as before, or some of them are larger."""
     try:

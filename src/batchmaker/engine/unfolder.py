@@ -19,6 +19,7 @@ from batchmaker.engine.stats import DriverStats
 from batchmaker.engine.stop_tests import said_end
 from batchmaker.errors import RAISED_BY_USERS
 from batchmaker.graph.spec import CellType
+from batchmaker.graph.whole_runs import crowd_of
 from batchmaker.model.cell import Cell
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.scope import CellTypes
@@ -63,17 +64,20 @@ class Unfolder:
         """The cell types that the scheduler knows, or will know by the events so far."""
         return self._registry.types[: self._num_known]
 
-    def begin(self, tickets: Sequence[Ticket], events: list[Event], settle: Settle) -> list[InFlight]:
+    def begin(
+        self, tickets: Sequence[Ticket], events: list[Event], settle: Settle, num_in_flight: int = 0
+    ) -> list[InFlight]:
         """Let requests arrive: from their template if they have one, otherwise by running their unfold function.
 
-        Returns those that have begun. settle: answers the others.
+        Returns those that have begun. settle: answers the others. num_in_flight: other requests.
         """
         if not tickets:
             return []
         begin = time.perf_counter()
         entered = []
         now_s, has_run = self._clock.now_s(), False
-        drawings, sights = self._drawn(tickets)
+        crowd = crowd_of(num_in_flight + len(tickets)) if self._registry.forms_depend_on_crowds else 0
+        drawings, sights = self._drawn(tickets, crowd)
         self._learn_types(events)  # templates that other workers have proved may need more
         for ticket, drawn, sight in zip(tickets, drawings, sights, strict=True):
             answer = ticket.answer
@@ -85,7 +89,7 @@ class Unfolder:
             try:  # the model's own code, or what it returned
                 if given is None:
                     has_run = True
-                    unfolded: Unfolding | Template = self._unfolded(ticket, events)
+                    unfolded: Unfolding | Template = self._unfolded(ticket, events, crowd)
                     now_s = self._clock.now_s()
                 else:
                     unfolded = given[0]
@@ -129,25 +133,25 @@ class Unfolder:
                 events.append(GraphExtended(ticket.request_id, graph, now_s, unfolding.open, unfolding.take_dropped()))
         self.stats.unfold_s += time.perf_counter() - begin
 
-    def _drawn(self, tickets: Sequence[Ticket]) -> tuple[list[Drawn | None], list[Sight | None]]:
+    def _drawn(self, tickets: Sequence[Ticket], crowd: int) -> tuple[list[Drawn | None], list[Sight | None]]:
         """Return the template and values of each request, and its view; None and None if it must be unfolded.
 
         If a request makes this raise, it is tried alone, and unfolded then: that raises its error, if it has one.
         """
         try:
-            return self._arrivals.draw(tickets)
+            return self._arrivals.draw(tickets, crowd)
         except RAISED_BY_USERS:  # its own classes, settings of its model, or its size
             if len(tickets) == 1:
                 return [None], [None]
-            alone = [self._drawn([ticket]) for ticket in tickets]
+            alone = [self._drawn([ticket], crowd) for ticket in tickets]
             return [drawn for (drawn,), _ in alone], [sight for _, (sight,) in alone]
 
-    def _unfolded(self, ticket: Ticket, events: list[Event]) -> Unfolding:
+    def _unfolded(self, ticket: Ticket, events: list[Event], crowd: int) -> Unfolding:
         """Run a request's unfold function to its first `yield` or its end. Raises all that it raises."""
         before = None if ticket.chunk is None else ticket.chunk.sequence.state
         try:
             types = self._models[ticket.model_id]
-            unfolding = Unfolding(ticket.model, types, ticket.request, self._max_nodes, before=before)
+            unfolding = Unfolding(ticket.model, types, ticket.request, self._max_nodes, before=before, crowd=crowd)
             unfolding.start()
             self._note_loops(unfolding)
         finally:

@@ -29,6 +29,7 @@ from batchmaker.graph.trees import (
     specs_of,
 )
 from batchmaker.graph.values import Chain, Hold, HostValues, NodeArray, Output, Value, ValueSequence
+from batchmaker.graph.whole_runs import CROWDS, PendingRun, WholeForm
 
 Argument = Value | HostValues
 
@@ -47,10 +48,18 @@ class Recorder:
     max_nodes: NodeLimitError is raised beyond it, so an unfold function that never ends harms only its request.
     holds_values: record the nodes whose handles have all been dropped (`dropped`: first node, count), for unfold
     functions that wait. num_kept: the first numbers stand for nodes that have already run and whose outputs the
-    request's sequence keeps; the caller makes the handles to them.
+    request's sequence keeps; the caller makes the handles to them. crowd: see `whole_runs.crowd_of`.
     """
 
-    def __init__(self, max_nodes: int = DEFAULT_MAX_NODES, *, holds_values: bool = False, num_kept: int = 0) -> None:
+    def __init__(
+        self,
+        max_nodes: int = DEFAULT_MAX_NODES,
+        *,
+        holds_values: bool = False,
+        num_kept: int = 0,
+        crowd: int = len(CROWDS) - 1,
+    ) -> None:
+        self._crowd = crowd
         self.max_nodes = max_nodes
         self.num_kept = num_kept
         self.num_nodes = num_kept
@@ -63,6 +72,7 @@ class Recorder:
         self._fetched: set[tuple[int, int]] = set()
         self._fetched_loops: set[tuple[int, int]] = set()  # first node, output
         self._types_of_blocks: set[int] = set()
+        self._pending: list[PendingRun] = []  # runs of the fragment that may become one node each
         self._asked: list[tuple[int, int]] = []  # of the fragment: (node, output) of single values
         self.holds_values = holds_values
         self.dropped: list[tuple[int, int]] = []
@@ -149,11 +159,13 @@ class Recorder:
         max_steps: int | None = None,
         open_ended: bool = False,
         memories: Sequence[ValueSequence] = (),
+        whole: WholeForm | None = None,
     ) -> tuple[Value, ...]:
         """Add a chain as one entry and return its final outputs, each with `.steps`.
 
         init: the initial state. It starts from zeros if it is None, and so does each part that is None. memories: see
-        `remember`; every step reads all of them.
+        `remember`; every step reads all of them. whole: the chain becomes one node of this form if it is long enough
+        and nothing has asked for its steps when its part of the graph is taken.
         """
         length = common_length(cell, sequences) if sequences else max_steps
         if length is None or length < 1:
@@ -169,18 +181,19 @@ class Recorder:
         if init is not None and len(init) != num_state:
             raise InvalidRequestError(f"cell {cell.name!r}: init has {len(init)} values, the state has {num_state}")
         first = self._claim(length, cell)
-        columns: list[tuple[NodeArray, int] | None] = [None] * num_memories
-        for port, sequence in enumerate(sequences, start=num_memories):
-            self.check(cell, port, sequence)
-            if isinstance(sequence, HostValues):
-                self._graph.host_inputs.append(host_input(cell, port, first, sequence))
-                columns.append(None)
-            else:
-                columns.append((sequence.nodes, sequence.output))
-        start = self._initial(cell, first, init or (None,) * num_state)
-        self._graph.runs.append(Run(cell.type_id, first, length, tuple(columns), tuple(start), open_ended))
-        self.remember(cell, first, length, memories, is_run=True)
-        holds, chain = self.hold(first, length), Chain(first, open_ended)
+        init = tuple(init or (None,) * num_state)
+        for port, argument in enumerate((*sequences, *init), start=num_memories):
+            if argument is not None:
+                self.check(cell, port, argument)
+        pending: PendingRun | None = None
+        if whole is not None and length >= whole.least[self._crowd]:
+            pending = PendingRun(cell, whole, first, length, sequences, init)
+            self._pending.append(pending)
+        else:
+            self._add_run(cell, first, length, sequences, init, open_ended=open_ended)
+            self.remember(cell, first, length, memories, is_run=True)
+        holds = self.hold(first, length)
+        chain = Chain(first, open_ended, on_steps=None if pending is None else pending.read_steps)
         return tuple([Value(first + length - 1, of, holds, chain) for of in self.outputs_of(cell)])
 
     # --- called by the driver ------------------------------------------------------------------------------
@@ -301,6 +314,8 @@ class Recorder:
 
     def _taken(self) -> CellGraph:
         """Return the complete fragment that is recorded now."""
+        if self._pending:
+            self._settle()
         graph, calls = self._graph, self._as_numbers()
         types = {type_id for type_id, _, _ in calls or ()}
         key = (graph.first, calls, tuple(self._asked), types.isdisjoint(self._types_of_blocks))
@@ -412,20 +427,49 @@ class Recorder:
                     given = host_input(part.cell, k + i * len(leaves), nodes, leaf.picked(child))
                     self._graph.host_inputs.append(given)
 
-    def _initial(self, cell: CellType, first: int, init: Sequence[Argument | None]) -> list[tuple[int, int]]:
-        """Return the sources of a run's state, which is the last inputs of its cell."""
+    def _add_run(
+        self,
+        cell: CellType,
+        first: int,
+        length: int,
+        sequences: Sequence[SequenceArgument],
+        init: Sequence[Argument | None],
+        *,
+        open_ended: bool = False,
+    ) -> None:
+        """Add a chain whose arguments have been checked as one entry."""
+        num_memories = len(cell.memories)
+        columns: list[tuple[NodeArray, int] | None] = [None] * num_memories
+        for port, sequence in enumerate(sequences, start=num_memories):
+            if isinstance(sequence, HostValues):
+                self._graph.host_inputs.append(host_input(cell, port, first, sequence))
+                columns.append(None)
+            else:
+                columns.append((sequence.nodes, sequence.output))
         start = [(ZERO, 0)] * len(init)
         for i, value in enumerate(init):
-            if value is None:
-                continue
-            port = len(cell.inputs) - len(init) + i
-            self.check(cell, port, value)
             if isinstance(value, Value):
                 start[i] = (value.node, value.output)
-            else:
-                self._graph.host_inputs.append(host_input(cell, port, first, value))
+            elif value is not None:
+                self._graph.host_inputs.append(host_input(cell, len(columns) + i, first, value))
                 start[i] = (HOST, 0)
-        return start
+        self._graph.runs.append(Run(cell.type_id, first, length, tuple(columns), tuple(start), open_ended))
+
+    def _settle(self) -> None:
+        """Add the runs that could become one node each: as such, or as steps if something reads these."""
+        for run in self._pending:
+            if run.steps_are_read:
+                self._add_run(run.cell, run.first, run.length, run.sequences, run.init)
+                continue
+            blocks, given, memories = run.as_one_node()
+            for block in blocks:
+                self._add_block(block, {TypeId(int(block.types[0]))}, plain=True)
+            self._graph.host_inputs += given
+            self._graph.memories += memories
+        if self._pending:
+            self._pending.clear()
+            self._graph.runs.sort(key=lambda run: run.first)
+            self._graph.blocks.sort(key=lambda block: block.first)
 
     def _add_block(self, block: NodeBlock, types: set[TypeId], *, plain: bool) -> None:
         """Add a block of nodes of these types. plain: no edge joins two nodes of one type in it, or it is connected."""

@@ -96,12 +96,14 @@ class Hold:
 class Chain:
     """The steps of a run or loop, known at its end: the first step, and whether the run may stop at any step.
 
-    values: of a loop that may, by output, the values of all steps that the unfold function has waited for.
+    values: of a loop that may, by output, the values of all steps that the unfold function has waited for. on_steps:
+    called when the steps are asked for.
     """
 
     first: int
     open_ended: bool
     values: dict[int, Any] = field(default_factory=dict)
+    on_steps: Callable[[], None] | None = None
 
 
 _MISSING: Final = -1
@@ -162,6 +164,8 @@ class Value:
             )
         if isinstance(self._chain, Collected):
             return self._chain.steps
+        if self._chain.on_steps is not None:
+            self._chain.on_steps()
         numbers = range(self._chain.first, self.node + 1)
         if not self._chain.open_ended:
             return ValueSequence(numbers, self.of, holds=self._holds)

@@ -19,6 +19,7 @@ from batchmaker.compile.memories import MemoryModule, in_order
 from batchmaker.compile.opaque import Opaque, float_dtype_of
 from batchmaker.compile.programs import AnyProgram, Programs, ReadProgram, module_of
 from batchmaker.compile.row_trial import RowsError
+from batchmaker.compile.whole_runs import WholeRun
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
 from batchmaker.graph.argument_errors import misfit, never_computed
 from batchmaker.graph.calls import Calls
@@ -44,6 +45,7 @@ from batchmaker.model.memory import ROWS, Memory, as_range, declared_memories, i
 from batchmaker.model.scope import CellTypes, Given, UnfoldingScope, current_scope, scope_of
 from batchmaker.model.stand_ins import StandIn
 from batchmaker.model.trees import TreeCalls, tree
+from batchmaker.model.whole_option import check_whole_form
 
 DEFAULT_MAX_BATCH = 256
 DEFAULT_MAX_SHAPES = 8
@@ -74,6 +76,11 @@ class Cell:
     - independent_rows: False for a module whose rows depend on each other. It then runs row by row, whatever max_batch
       is; batch_sizes cannot be given.
     - memory: the parameters of forward() that take a sequence of any length: names, or a bm.Memory each. See bm.Memory.
+    - whole: a second form for whole runs, an nn.Module. It takes the inputs of all steps as rows [batch, room, ...],
+      one argument for each input of a step; then the number of steps [batch], int64; then each part of the state
+      before the first step [batch, ...]. It returns all outputs as the last step returns them. A run takes this form
+      if nothing reads its steps and it is long enough for it to be faster, which is measured at first use.
+    - whole_from: the fewest steps of a run that takes the form `whole`, instead of what would be measured.
 
     The methods are for use inside `Model.unfold`.
     """
@@ -93,6 +100,8 @@ class Cell:
         optimize: bool = False,
         independent_rows: bool = True,
         memory: str | Memory | Iterable[str | Memory] = (),
+        whole: nn.Module | None = None,
+        whole_from: int | None = None,
     ) -> None:
         if isinstance(module, torch.export.ExportedProgram):
             module = Programs(((declared_by(module, declared), module),))
@@ -131,13 +140,15 @@ class Cell:
         self.independent_rows = independent_rows
         self.memories, self.own_rows = declared_memories(memory, self.module, self.float_dtype)
         self.memory_outputs = outputs_kept(self.memories)
-        self._with_memories: MemoryModule | None = None
+        self._with_memories: nn.Module | None = None
         if self.memories:
             if self.programs is not None or isinstance(self.module, Opaque) or optimize:
                 raise OptionError("memory= is for an nn.Module, without optimize=True")
             names = [one.name for one in self.memories]
             self._with_memories = MemoryModule(self.module, names)
             self._order = in_order(self.module, names)
+        check_whole_form(whole, whole_from, has_memories=bool(self.memories))
+        self.whole, self.whole_from = whole, whole_from
 
     @property
     def max_batch(self) -> int:
@@ -226,7 +237,8 @@ class Cell:
         scope, parts, init = self._placed(scope, parts, init, memory)
         if init is not None and all(map(is_empty, parts)):
             return self._not_run(scope, tuple(parts), init)
-        return self._chain(scope, self._elements(scope, parts), init, None, None, memory)
+        can_be_whole = self.whole is not None and scope is scope_of(self)  # in a branch, runs are steps
+        return self._chain(scope, self._elements(scope, parts), init, None, None, memory, can_be_whole=can_be_whole)
 
     def loop(self, init: Any, *, until: Any = None, max_steps: int, memory: Any = None) -> Any:
         """Add a chain that feeds all its inputs from its own last outputs, starting with `init`, as in `run`.
@@ -465,6 +477,8 @@ class Cell:
         max_steps: int | None,
         until: Any,
         memory: Any,
+        *,
+        can_be_whole: bool = False,
     ) -> Any:
         memories = self._memories(scope, memory)
         known, columns, error = self._columns(scope, sequences)
@@ -489,8 +503,9 @@ class Cell:
             columns = fitted(self, columns, known, len(self.memories))
             state = None if state is None else fitted(self, state, known, len(given_first))
         known = scope.types.in_runs(known, len(given_first))
+        whole = scope.types.whole_form(self, known, (*columns, *(state or ())), len(columns)) if can_be_whole else None
         outputs = scope.recorder.run(
-            known, columns, state, max_steps=max_steps, open_ended=until is not None, memories=memories
+            known, columns, state, max_steps=max_steps, open_ended=until is not None, memories=memories, whole=whole
         )
         if until is not None:
             scope.end_at(known, outputs, until)
@@ -627,13 +642,37 @@ def copies(scope: UnfoldingScope, rows: SequenceArgument) -> ValueSequence:
 
 def copy_type(types: CellTypes[Cell], spec: ValueSpec) -> CellType:
     """Return the type of the cell that copies values of this spec, or makes values of data."""
-    spec = ValueSpec(spec.shape, spec.dtype)
-    cell = _COPIES.get(spec) or _COPIES.setdefault(spec, Cell(Same(), name="copy"))
-    return types.known(cell) or types.learn(cell, (spec,))
+    specs = (ValueSpec(spec.shape, spec.dtype),)
+    cell = copying(specs)
+    return types.known(cell) or types.learn(cell, specs)
 
 
-_COPIES: Final[dict[ValueSpec, Cell]] = {}
-"""The cells that copy values, by spec. Shared by all models of the process."""
+def whole_run(cell: Cell, num_columns: int) -> Cell:
+    """Return the cell of the second form of a cell's runs. It takes its memories first; see WholeRun."""
+    assert cell.whole is not None
+    made = Cell(
+        WholeRun(cell.whole, num_columns),
+        batch_sizes=None if not cell.independent_rows else cell.batch_sizes,
+        priority=cell.priority,
+        host_outputs=cell.host_outputs,
+        name=f"{cell.name or type(cell.module).__name__} whole",
+        independent_rows=cell.independent_rows,
+    )
+    made.memories, made.own_rows = (
+        tuple([Memory(f"steps {port}") for port in range(num_columns)]),
+        (None,) * num_columns,
+    )
+    made.memory_outputs, made._with_memories = outputs_kept(made.memories), made.module
+    return made
+
+
+def copying(specs: tuple[ValueSpec, ...]) -> Cell:
+    """Return the cell that takes values of these specs and returns them."""
+    return _COPIES.get(specs) or _COPIES.setdefault(specs, Cell(Same(), name="copy"))
+
+
+_COPIES: Final[dict[tuple[ValueSpec, ...], Cell]] = {}
+"""The cells that copy values, by their specs. Shared by all models of the process."""
 
 
 _ELEMENTS: Final[dict[ValueSpec, Cell]] = {}

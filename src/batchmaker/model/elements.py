@@ -1,4 +1,4 @@
-"""Cells that only move values: an element out of a value [n, ...], and a value as it is."""
+"""Cells that only move values: an element out of a value [n, ...], and values as they are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Element(nn.Module):
 
 @final
 class Same(nn.Module):
-    """value [batch, ...] -> the same: a value that came with the request as one that a cell gives."""
+    """Values [batch, ...] -> the same: what came with the request as what a cell gives."""
 
-    def forward(self, value: Tensor) -> Tensor:
-        return value
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        return values

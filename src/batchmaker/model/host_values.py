@@ -84,6 +84,12 @@ def host_value(data: Any, spec: ValueSpec | None, float_dtype: str, where: str) 
 def _check_is_one(data: Any, where: str) -> None:
     """HandleError for a sequence of values of cells, which is no row."""
     several = list(data) if type(data) in (list, tuple) else []
+    if type(data) is tuple and set(map(type, several)) == {Value}:
+        raise HandleError(
+            f"{at_line()}{where}: got the {len(data)} outputs of a call or run, a tuple, expected one of them. Unpack "
+            "them, as in `word, h = cell.run(...)`, or take one by its number: `cell.run(...)[-1]` is the last part of "
+            "the state, also of a run over an empty sequence"
+        )
     if type(data) is ValueSequence or Value in map(type, several):
         raise HandleError(
             f"{at_line()}{where}: got a sequence of values, expected one row. A cell reads a whole sequence as a "

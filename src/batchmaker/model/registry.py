@@ -21,10 +21,12 @@ from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.argument_errors import misfit
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues, Value, ValueSequence
+from batchmaker.graph.whole_runs import WholeForm
 from batchmaker.model.cell import Cell
 from batchmaker.model.floats import Floats
 from batchmaker.model.initial_state import initial_state
 from batchmaker.model.scope import CellTypes, Given
+from batchmaker.model.whole_runs import WholeRuns
 
 _BINDING = threading.RLock()
 """One cell is bound at a time: torch.export puts stand-ins into the module that it traces, and models may share
@@ -80,7 +82,7 @@ class CellRegistry:
 
     Any thread may call its methods. on_new: called with each new type, before any graph that uses it exists.
     deterministic_for: number of compute threads with which a row's bits are to depend on nothing else in its batch;
-    None if they may.
+    None if they may. only_steps: why no run takes its cell's whole form; "" if it may.
     """
 
     def __init__(
@@ -89,12 +91,14 @@ class CellRegistry:
         *,
         fold_bytes: int = 1 << 30,
         deterministic_for: int | None = None,
+        only_steps: str = "outside an engine, runs are steps",
     ) -> None:
         self._types: dict[Cell, CellType] = {}
         self._shapes: dict[Cell, _Shapes] = {}
         self._on_new = on_new
         self._fold_bytes = fold_bytes
         self._deterministic_for = deterministic_for
+        self._whole_runs = WholeRuns(self, only_steps)
         self.binding = ""  # the name of the cell that is bound now
         self.types: list[CellType] = []
         self.bound: list[BoundCell] = []
@@ -123,7 +127,7 @@ class CellRegistry:
         """Return the notes of one type; see `notes`."""
         bound, count = self.bound[type_id], self.num_sequence_inputs.get(type_id)
         notes = bound.notes if count is None else bound.split(count).notes
-        return (*notes, *self._apart.get(type_id, ()))
+        return (*notes, *self._apart.get(type_id, ()), *self._whole_runs.notes_of(type_id))
 
     def prefixed(self, prefix: str) -> CellTypes[Cell]:
         """Return this registry for one of several models. The names of its cell types begin with `prefix`."""
@@ -278,8 +282,7 @@ class CellRegistry:
         of the request, which fails when it runs. Raises the error of the real values otherwise.
         """
         planner = _planner() if cell.optimize else None
-        rows = tuple([self._row(argument, spec) for argument, spec in zip(given, inputs, strict=False)])
-        real, made_up = (TrialRows(known, cell.batch_sizes, cell.independent_rows) for known in (rows, ()))
+        real, made_up = (self.trial_rows(known, inputs, cell) for known in (given, ()))
         ports = [port for port, argument in enumerate(given) if isinstance(argument, HostValues)]
         floats = None if cell.memories else Floats(cell.module, cell.float_dtype, real)
         wanted = inputs if floats is None else floats.annotated(inputs, ports)
@@ -372,6 +375,31 @@ class CellRegistry:
         """Return the specs of a chain's initial state when the unfold function gives none."""
         return initial_state(cell, sequence)
 
+    def whole_form(
+        self, cell: Cell, known: CellType, given: Given, num_sequence_inputs: int, prefix: str = ""
+    ) -> WholeForm | None:
+        """Return the second form of a cell's runs, if it is to be used. See CellTypes."""
+        found = self._whole_runs.found(cell, known)
+        if found is None:
+            with _BINDING:
+                found = self._whole_runs.found(cell, known)
+                found = found or self._whole_runs.make(cell, known, given, num_sequence_inputs, prefix)
+        return found
+
+    def trial_rows(self, given: Given, inputs: tuple[ValueSpec, ...], cell: Cell) -> TrialRows:
+        """Return the rows that a cell is tried with: the real ones of these arguments, as far as they are known."""
+        rows = tuple([self._row(argument, spec) for argument, spec in zip(given, inputs, strict=False)])
+        return TrialRows(rows, cell.batch_sizes, cell.independent_rows)
+
+    @property
+    def forms_depend_on_crowds(self) -> bool:
+        """Whether the form of some runs depends on how many requests are in flight."""
+        return self._whole_runs.depend_on_crowds
+
+    def is_whole(self, type_id: TypeId) -> bool:
+        """Whether the nodes of a type are whole runs."""
+        return self._whole_runs.is_whole(type_id)
+
 
 @final
 class _Prefixed:
@@ -391,6 +419,10 @@ class _Prefixed:
     def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> CellType:
         """As in the registry, under a name with the model's prefix."""
         return self._registry.other(cell, inputs, error, given, self._prefix)
+
+    def whole_form(self, cell: Cell, known: CellType, given: Given, num_sequence_inputs: int) -> WholeForm | None:
+        """As in the registry, under a name with the model's prefix."""
+        return self._registry.whole_form(cell, known, given, num_sequence_inputs, self._prefix)
 
 
 def _check_declared(declared: Declared, bound: BoundCell) -> None:

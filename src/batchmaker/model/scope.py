@@ -12,6 +12,7 @@ from batchmaker.graph.calls import Calls
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues, Value, ValueSequence
+from batchmaker.graph.whole_runs import WholeForm
 from batchmaker.model.arguments import CalledCell, where
 
 C = TypeVar("C", contravariant=True)
@@ -36,6 +37,12 @@ class CellTypes(Protocol[C]):
         """Return the type for chains of a cell with so many inputs per step: the cell's own for the first such number.
 
         ModelError if the cell does not return the state that such a chain feeds it.
+        """
+
+    def whole_form(self, cell: C, known: CellType, given: Given, num_sequence_inputs: int) -> WholeForm | None:
+        """Return the second form of a cell's runs, if it is to be used; see Cell. known: the type of these runs.
+
+        given: the arguments of the first run, by input. ModelError if the form gives something else than the steps.
         """
 
     def zero_state(self, cell: C, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:

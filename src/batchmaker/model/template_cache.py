@@ -41,9 +41,9 @@ _REFUSED: Final = "refused"
 _log: Final = logging.getLogger(__name__)
 
 
-Key = tuple[int, int, Hashable]
+Key = tuple[int, int, Hashable, int]
 """What a template is kept under: a number for what unfolds it (a model's `unfold`, or its `unfold_chunk`), the id of
-the state before it, and its shape."""
+the state before it, its shape, and the crowd that it came in (see Unfolding)."""
 
 Sight = tuple[Key, list[Leaf], Template | None]
 """The view of a request for templates: its key, its values, its template or None. A tuple: each request has one."""
@@ -96,10 +96,11 @@ class TemplateCache:
         """Number of nodes of all kept templates."""
         return self._num_nodes
 
-    def look(self, requests: Sequence[tuple[int, Any, KeptState | None]]) -> list[Sight | None]:
+    def look(self, requests: Sequence[tuple[int, Any, KeptState | None]], crowd: int = 0) -> list[Sight | None]:
         """Return the known state of the shapes of requests of one turn; None where requests are always unfolded.
 
         requests: of each the number of its model, itself, and the state before it (see Unfolding; from `canonical`).
+        crowd: see Unfolding.
         """
         sights: list[Sight | None] = [None] * len(requests)
         asked: list[tuple[int, int, KeptState | None]] = []
@@ -119,7 +120,7 @@ class TemplateCache:
         for (place, function, before), shape, mine in zip(asked, shapes_of(values, leaves), leaves, strict=True):
             if shape is None:
                 continue
-            key = (function, id(before), shape)
+            key = (function, id(before), shape, crowd)
             known = self._known.get(key)
             if type(known) is not Template:
                 known = self._adopted(key, function, known)
@@ -165,7 +166,7 @@ class TemplateCache:
             read_source(type(model).unfold if before is None else type(model).unfold_chunk)  # as the engine starts
             return
         try:
-            template = prove(model, types, self._cells, request, self._max_nodes, before)
+            template = prove(model, types, self._cells, request, self._max_nodes, before, shape[3])
             difference = self._difference(template, leaves, unfolding)
         except (UnprovenError, Looked) as error:
             self._refuse(shape, model, function, str(error) or "a value of the request is part of its graph")

@@ -125,6 +125,7 @@ class CellPolicy(ABC):
       nodes follow those of their type within a task, too (see SchedulerState, `own_type_follows`).
     - fills_workers: its forecasts know one worker. Where there are several, the first in line begins for each that
       would be idle.
+    - knows_steps_only: the types of cells that it ranks are those of runs step by step, none of whole runs.
     - max_steps: the most steps of a task (MaxTasksToSubmit); 1 looks at the rank before every batch. OptionError below
       1.
     - budget_ms: milliseconds that a task of several steps may take, by known step times; None for any.
@@ -139,6 +140,7 @@ class CellPolicy(ABC):
     node_by_node: ClassVar[bool] = False
     urgent_first: ClassVar[bool] = False
     weighs_tasks: ClassVar[bool] = False
+    knows_steps_only: ClassVar[bool] = False
     fills_workers: ClassVar[bool] = False
 
     _max_steps = 1

@@ -102,6 +102,9 @@ class ShapeRegistry:
             self._operations.append(self._operations[cell.type_id])
         return form
 
+    def whole_form(self, cell: Cell, known: CellType, given: Given, num_sequence_inputs: int) -> None:
+        """Return nothing: runs are steps here."""
+
     def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
         """Return the specs of a chain's initial state when the unfold function gives none."""
         with torch.device(_device(cell.module)):

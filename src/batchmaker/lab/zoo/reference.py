@@ -87,6 +87,9 @@ class PlainTypes:
         """Return the cell: nothing here depends on the number of inputs per step."""
         return cell
 
+    def whole_form(self, cell: Cell, known: CellType, given: Given, num_sequence_inputs: int) -> None:
+        """Return nothing: runs are steps here."""
+
     def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
         return initial_state(cell, sequence)
 

@@ -75,6 +75,7 @@ class LearnedPolicy(TablePolicy):
     """
 
     name = "learned"
+    knows_steps_only: ClassVar[bool] = True
 
     def __init__(self, file: str, max_steps: int = 1) -> None:
         self._file = PolicyFile.read(Path(file))

@@ -1,0 +1,100 @@
+"""The second forms of the cells of a registry, for whole runs: bound, proven equal to the steps, and chosen by time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from batchmaker.compile.export import example_rows, flat_module
+from batchmaker.compile.whole_runs import WholeLengths, WholeRun, measured, prove_same, said_of
+from batchmaker.errors import ModelError, ShapeError
+from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+from batchmaker.graph.values import HostValues
+from batchmaker.graph.whole_runs import CROWDS, WholeForm
+from batchmaker.model.cell import Cell, copying, whole_run
+from batchmaker.model.scope import Given
+
+if TYPE_CHECKING:
+    from batchmaker.model.registry import CellRegistry
+
+
+@final
+class WholeRuns:
+    """Second forms by the type of the cell's runs. Who calls `make` holds the registry's lock.
+
+    only_steps: why no run takes its cell's whole form; "" if it may.
+    """
+
+    def __init__(self, registry: CellRegistry, only_steps: str) -> None:
+        self._registry, self._only_steps = registry, only_steps
+        self._known: dict[tuple[Cell, TypeId], WholeForm | ModelError] = {}
+        self._notes: dict[TypeId, dict[str, None]] = {}
+        self._types: set[TypeId] = set()
+        self.depend_on_crowds = False
+
+    def notes_of(self, type_id: TypeId) -> tuple[str, ...]:
+        """Return from which length on runs of this type are one node, or why none is."""
+        return tuple(self._notes.get(type_id, ()))
+
+    def is_whole(self, type_id: TypeId) -> bool:
+        """Whether the nodes of a type are whole runs."""
+        return type_id in self._types
+
+    def found(self, cell: Cell, known: CellType) -> WholeForm | None:
+        """Return the second form of these runs if it is known. Raises the error of a form that was refused."""
+        found = self._known.get((cell, known.type_id))
+        if isinstance(found, ModelError):
+            raise found
+        return found
+
+    def make(self, cell: Cell, known: CellType, given: Given, columns: int, prefix: str) -> WholeForm | None:
+        """Bind, prove and time the second form of these runs; None if none is to be used. See CellTypes.whole_form."""
+        if self._only_steps:
+            self._note(known, f"whole= is not used: {self._only_steps}")
+            return None
+        try:
+            found = self._known[cell, known.type_id] = self._made(cell, known, given, columns, prefix)
+        except ModelError as error:  # the same for every later run
+            self._known[cell, known.type_id] = error
+            raise
+        return found
+
+    def _made(self, cell: Cell, known: CellType, given: Given, columns: int, prefix: str) -> WholeForm:
+        registry, inputs = self._registry, known.inputs
+        steps, state = inputs[:columns], inputs[columns:]
+        given = (*given, *[None] * (len(inputs) - len(given)))
+        twin = whole_run(cell, columns)
+        whole = registry.learn(twin, (*steps, *steps, *state), (*given[:columns], *given), prefix)
+        _check_outputs(known, whole)
+        module = flat_module(twin.module)
+        assert isinstance(module, WholeRun)
+        trial = registry.trial_rows(given, inputs, cell)
+        prove_same(flat_module(cell.module_for(inputs)), module, inputs, trial, known.name)
+        copies = copying(steps)
+        copy = registry.known(copies) or registry.learn(copies, steps, given[:columns], prefix)
+        self._types.add(whole.type_id)
+        if cell.whole_from is not None:
+            found = WholeLengths((cell.whole_from,) * len(CROWDS), f"as whole_from says, {said_of((cell.whole_from,))}")
+        else:
+            split = registry.bound[known.type_id].split(columns)
+            found = measured(split, registry.bound[whole.type_id], cell.max_batch)
+        self._note(known, found.said)
+        self.depend_on_crowds |= len(set(found.least)) > 1
+        return WholeForm(copy, whole, found.least, tuple(map(_zero, state)))
+
+    def _note(self, known: CellType, said: str) -> None:
+        self._notes.setdefault(known.type_id, {})[said] = None
+
+
+def _check_outputs(known: CellType, whole: CellType) -> None:
+    """ShapeError unless the whole form returns what a step returns."""
+    if [spec.row_signature for spec in whole.outputs] == [spec.row_signature for spec in known.outputs]:
+        return
+    wanted, made = ("(" + ", ".join(map(str, cell.outputs)) + ")" for cell in (known, whole))
+    raise ShapeError(
+        f"cell {known.name!r}: a step returns rows of {wanted}, whole= {made}; it returns all outputs as the last step "
+        "of the run returns them"
+    )
+
+
+def _zero(spec: ValueSpec) -> HostValues:
+    return HostValues(example_rows((spec,), 1)[0], 1, spec)
