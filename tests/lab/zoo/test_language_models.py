@@ -278,3 +278,28 @@ def test_a_step_of_transformers_mamba_is_a_cell_as_it_is():
     with bm.Engine(Writer(theirs), threads=1) as engine:
         texts = engine.map(list(prompts.numpy()), progress=False)
     assert [text.tolist() for text in texts] == [greedy(theirs, prompt, 12) for prompt in prompts]
+
+
+class Bytes:
+    encode = staticmethod(lambda text: list(text.encode()))
+    decode = staticmethod(lambda tokens: bytes(tokens).decode(errors="replace"))
+
+
+def test_a_model_with_a_tokenizer_answers_completions(tmp_path):
+    model = make("rwkv", vocabulary_size=256)
+    assert model.serving_completions() is None
+    model.tokenizer = Bytes()
+    answered = model.serving_completions()
+    assert (answered.encode("ab"), answered.decode([97]), answered.end) == ([97, 98], "a", 2)
+    bm.save(model, tmp_path / "saved")
+    assert bm.load(tmp_path / "saved").serving_completions() is None
+
+
+def test_whole_sequences_give_the_scores_of_the_steps():
+    network = make("rwkv")._network
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, WORDS, (4, 7)))
+    state = [torch.full((4, *part.shape), part.filled) for part in network.parts]
+    scores = network.whole(tokens)
+    for step in range(7):
+        x, state = network.through(tokens[:, step], state)
+        torch.testing.assert_close(scores[:, step], network.head(x), atol=1e-5, rtol=1e-5)

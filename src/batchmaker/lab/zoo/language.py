@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from batchmaker.lab.zoo.parts import DTYPES, checked_tokens, frozen
 from batchmaker.lab.zoo.translation import write
 from batchmaker.model.cell import Cell
 from batchmaker.sampling import Sampler
+
+if TYPE_CHECKING:
+    from batchmaker.server import Completions
 
 MAX_TOKENS: Final = 16
 _TOKEN: Final = ValueSpec((), "int64")
@@ -128,6 +131,9 @@ class LanguageModel(NetworkModel):
     The result is the new tokens, int64 [n], the end token included. Greedy and drawn tokens are written by two cells,
     so that greedy requests do not wait for sorted scores; a third one reads prompts, without a head.
 
+    With a tokenizer, whose `encode` makes tokens of a text and whose `decode` a text of tokens, a server answers
+    /v1/completions: `model.tokenizer = ...`, or `of(model, tokenizer=...)`. It is not saved with the model.
+
     Options that all have: eos: the token that ends a text (None: no such token). dtype: float32, bfloat16 or float16.
     max_batch: most rows of one cell call. seed: of the random weights.
     """
@@ -147,6 +153,7 @@ class LanguageModel(NetworkModel):
             Cell(module, max_batch=max_batch, priority=1, host_outputs=(0,), declared=Declared(own, own))
             for module, own in ((WriteStep(network), rows), (DrawStep(network), (*rows, *more)))
         )
+        self.tokenizer: Any = None
         self.vocabulary_size, self.eos = network.vocabulary_size, eos
         self.parts: list[list[Any]] = [list(part) for part in network.parts]
         self._begin()
@@ -160,9 +167,21 @@ class LanguageModel(NetworkModel):
             for shape, dtype, filled in self.parts
         ]
 
+    def saved_state(self) -> dict[str, Any]:
+        return {name: value for name, value in super().saved_state().items() if name != "tokenizer"}
+
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
+        self.tokenizer = None
         self._begin()
+
+    def serving_completions(self) -> Completions | None:
+        """Return how a server answers completions, if there is a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        from batchmaker.server import Completions
+
+        return Completions(self.tokenizer.encode, self.tokenizer.decode, self.eos)
 
     def unfold(self, request: Any) -> Any:
         order = self._parse(request)

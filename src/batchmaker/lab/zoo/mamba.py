@@ -129,8 +129,11 @@ class MambaModel(LanguageModel):
         super().__init__(network, eos, dtype, max_batch)
 
     @classmethod
-    def of(cls, model: Any, *, dtype: str = "float32", max_batch: int = 256) -> Self:
-        """Return the model with the sizes and weights of transformers' MambaForCausalLM. ModelError if it is none."""
+    def of(cls, model: Any, tokenizer: Any = None, *, dtype: str = "float32", max_batch: int = 256) -> Self:
+        """Return the model with the sizes and weights of transformers' MambaForCausalLM, and perhaps its tokenizer.
+
+        ModelError if it is no such model.
+        """
         sizes, weights = sizes_and_weights(
             model, "backbone", "lm_head", vocabulary_size="vocab_size", hidden="hidden_size",
             layers="num_hidden_layers", inner="intermediate_size", state="state_size", rank="time_step_rank",
@@ -140,6 +143,7 @@ class MambaModel(LanguageModel):
         if model.config.hidden_act != "silu":
             raise ModelError(f"{type(model).__name__} has hidden_act={model.config.hidden_act!r}; only silu is known")
         made = cls(**sizes, dtype=dtype, max_batch=max_batch)
+        made.tokenizer = tokenizer
         renamed = {
             name.replace("layers.", "blocks.", 1).replace(".mixer.", ".", 1): weight for name, weight in weights.items()
         }

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self, final
+from typing import Any, Self, cast, final
 
 import torch
 from torch import Tensor, nn
 
 from batchmaker.lab.zoo.language import LanguageModel, LanguageNetwork, StatePart, sizes_and_weights
-from batchmaker.lab.zoo.parts import check_positive, seeded
+from batchmaker.lab.zoo.parts import DTYPES, check_positive, seeded
 
 NOTHING_READ = -1e30
 """The largest exponent of the keys so far, before the first token."""
@@ -18,6 +18,11 @@ NOTHING_READ = -1e30
 def _mixed(x: Tensor, before: Tensor, share: Tensor) -> Tensor:
     """Return a mean of x and the x of the token before (section 3.1, token shift)."""
     return x * share + before * (1 - share)
+
+
+def _before(x: Tensor, first: Tensor) -> Tensor:
+    """Return the x of the step before at each step: x [n, steps, hidden], and first [n, hidden] at the first."""
+    return torch.cat([first[:, None], x[:, :-1]], 1)
 
 
 @final
@@ -37,12 +42,21 @@ class TimeMixing(nn.Module):
         self.key, self.value, self.receptance = (nn.Linear(hidden, inner, bias=False) for _ in range(3))
         self.output = nn.Linear(inner, hidden, bias=False)
 
-    def forward(
-        self, x: Tensor, before: Tensor, numerator: Tensor, denominator: Tensor, exponent: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor, before: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
+        key, value, gate = self.projected(x, before)
+        mean, *after = self.step(key, value, *sums)
+        return self.output(gate * mean.to(x.dtype)), *after
+
+    def projected(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return keys, values and gates: what depends on no sum."""
         key = self.key(_mixed(x, before, self.time_mix_key)).float()
         value = self.value(_mixed(x, before, self.time_mix_value)).float()
-        gate = torch.sigmoid(self.receptance(_mixed(x, before, self.time_mix_receptance)))
+        return key, value, torch.sigmoid(self.receptance(_mixed(x, before, self.time_mix_receptance)))
+
+    def step(
+        self, key: Tensor, value: Tensor, numerator: Tensor, denominator: Tensor, exponent: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the mean with this key and value, and the new numerator, denominator and exponent."""
         now = key + self.time_first.float()
         largest = torch.maximum(exponent, now)
         past, present = torch.exp(exponent - largest), torch.exp(now - largest)
@@ -50,8 +64,7 @@ class TimeMixing(nn.Module):
         aged = exponent - torch.exp(self.time_decay.float())
         exponent = torch.maximum(aged, key)
         past, present = torch.exp(aged - exponent), torch.exp(key - exponent)
-        state = (past * numerator + present * value, past * denominator + present, exponent)
-        return self.output(gate * mean.to(x.dtype)), *state
+        return mean, past * numerator + present * value, past * denominator + present, exponent
 
 
 @final
@@ -95,6 +108,20 @@ class RwkvBlock(nn.Module):
         given = self.ln2(x)
         x = x + self.feed_forward(given, fed)
         return x / 2 if self.halves else x, attended, given, *sums
+
+    def whole(self, x: Tensor, mixed: Tensor, fed: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
+        """Return the same for all steps of sequences, x: [n, steps, hidden], and the state after the last step."""
+        if self.pre_ln is not None:
+            x = self.pre_ln(x)
+        attended, means = self.ln1(x), list[Tensor]()
+        keys, values, gates = self.attention.projected(attended, _before(attended, mixed))
+        for key, value in zip(keys.unbind(1), values.unbind(1), strict=True):
+            mean, *sums = self.attention.step(key, value, *sums)  # type: ignore[call-arg, assignment]
+            means.append(mean)
+        x = x + self.attention.output(gates * torch.stack(means, 1).to(x.dtype))
+        given = self.ln2(x)
+        x = x + self.feed_forward(given, _before(given, fed))
+        return x / 2 if self.halves else x, attended[:, -1], given[:, -1], *sums
 
 
 @final
@@ -149,6 +176,18 @@ class RwkvNetwork(LanguageNetwork):
         feeding.time_mix_key.copy_(share)
         feeding.time_mix_receptance.copy_(share)
 
+    def whole(self, tokens: Tensor) -> Tensor:
+        """Return the scores after each token of sequences from their beginning, as for training.
+
+        tokens: int64 [n, steps] -> [n, steps, vocabulary_size]. It is `through` for all steps, layer by layer.
+        """
+        x, each = self.embed(tokens), len(self.parts) // len(self.blocks)
+        for number, block in enumerate(self.blocks):
+            parts = self.parts[number * each : (number + 1) * each]
+            state = [torch.full((len(tokens), *p.shape), p.filled, dtype=DTYPES[p.dtype]) for p in parts]
+            x = cast(RwkvBlock, block).whole(x, *state)[0]
+        return self.head(x)
+
     def embed(self, tokens: Tensor) -> Tensor:
         x: Tensor = self.embeddings(tokens)
         return x
@@ -187,14 +226,18 @@ class RwkvModel(LanguageModel):
         super().__init__(network, eos, dtype, max_batch)
 
     @classmethod
-    def of(cls, model: Any, *, dtype: str = "float32", max_batch: int = 256) -> Self:
-        """Return the model with the sizes and weights of transformers' RwkvForCausalLM. ModelError if it is none."""
+    def of(cls, model: Any, tokenizer: Any = None, *, dtype: str = "float32", max_batch: int = 256) -> Self:
+        """Return the model with the sizes and weights of transformers' RwkvForCausalLM, and perhaps its tokenizer.
+
+        ModelError if it is no such model.
+        """
         sizes, weights = sizes_and_weights(
             model, "rwkv", "head", vocabulary_size="vocab_size", hidden="hidden_size", layers="num_hidden_layers",
             attention="attention_hidden_size", inner="intermediate_size", rescale_every="rescale_every",
             epsilon="layer_norm_epsilon", eos="eos_token_id",
         )  # fmt: skip
         made = cls(**sizes, dtype=dtype, max_batch=max_batch)
+        made.tokenizer = tokenizer
         every = 0 if model.rwkv.layers_are_rescaled else sizes["rescale_every"]
         for name, weight in weights.items():
             if "time_mix" in name:
