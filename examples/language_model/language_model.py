@@ -83,12 +83,13 @@ def train(text: Tensor, seconds: float, **sizes: Any) -> RwkvModel:
             group["lr"] = 4e-3 * max(1 - passed / max(seconds, 1e-9), 0.05)
         starts = torch.randint(len(text) - LENGTH, (BATCH, 1), generator=draw)
         rows = text[starts + torch.arange(LENGTH + 1)].long()
-        loss = F.cross_entropy(network.whole(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        x, _ = network.through(rows[:, :-1], network.start(BATCH))
+        loss = F.cross_entropy(network.head(x).flatten(0, 1), rows[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
-        mean = 0.95 * mean + 0.05 * float(loss)
+        mean = 0.95 * mean + 0.05 * float(loss.detach())
         passed = time.monotonic() - begin
         if time.monotonic() - told > 5:
             told = time.monotonic()

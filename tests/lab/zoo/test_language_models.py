@@ -214,7 +214,7 @@ def test_a_model_of_transformers_gives_the_same_scores_and_words(name, has_run):
     model = OURS[name].of(theirs, max_batch=8)
     with torch.no_grad():
         expected, network = theirs(prompts).logits, model._network
-        state = [torch.full((6, *part.shape), part.filled) for part in network.parts]
+        state = network.start(6)
         for step in range(9):
             x, state = network.through(prompts[:, step], state)
             torch.testing.assert_close(network.head(x), expected[:, step], atol=1e-5, rtol=1e-5)
@@ -295,11 +295,15 @@ def test_a_model_with_a_tokenizer_answers_completions(tmp_path):
     assert bm.load(tmp_path / "saved").serving_completions() is None
 
 
-def test_whole_sequences_give_the_scores_of_the_steps():
-    network = make("rwkv")._network
-    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, WORDS, (4, 7)))
-    state = [torch.full((4, *part.shape), part.filled) for part in network.parts]
-    scores = network.whole(tokens)
-    for step in range(7):
+@pytest.mark.parametrize("name", TINY)
+def test_whole_sequences_give_what_the_steps_give(name):
+    network = make(name)._network
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, WORDS, (4, 9)))
+    _, begun = network.through(tokens[:, :2], network.start(4))  # shorter than the window of a convolution
+    whole, end = network.through(tokens[:, 2:], begun)
+    state = network.start(4)
+    for step in range(9):
         x, state = network.through(tokens[:, step], state)
-        torch.testing.assert_close(scores[:, step], network.head(x), atol=1e-5, rtol=1e-5)
+        if step >= 2:
+            torch.testing.assert_close(whole[:, step - 2], x, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(end, state, atol=1e-5, rtol=1e-5)

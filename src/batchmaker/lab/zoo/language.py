@@ -39,7 +39,11 @@ class StatePart(NamedTuple):
 
 
 class LanguageNetwork(nn.Module):
-    """A network of blocks: parts, its state, a row for each part; blocks, forward(x, *own parts) -> (x, *own parts)."""
+    """A network of blocks, forward(x, *own parts of the state) -> (x, *own parts).
+
+    A block's `whole` is the same for x of all steps of sequences [n, steps, hidden]: it returns x, and the state after
+    the last step. parts: the state, a row for each part; every block has as many.
+    """
 
     vocabulary_size: int
     parts: tuple[StatePart, ...]
@@ -53,14 +57,22 @@ class LanguageNetwork(nn.Module):
     def head(self, x: Tensor) -> Tensor:
         """Return the scores of the next token [..., vocabulary_size]."""
 
-    def through(self, token: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One step through all blocks: token [n], the state -> x [n, hidden], the state."""
-        x, after = self.embed(token), list[Tensor]()
+    def through(self, tokens: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One step through all blocks: tokens [n], the state -> x [n, hidden], the state.
+
+        With tokens [n, steps] all steps of whole sequences, block by block: x [n, steps, hidden], the last state.
+        """
+        x, after = self.embed(tokens), list[Tensor]()
         each = len(self.parts) // len(self.blocks)
         for number, block in enumerate(self.blocks):
-            x, *own = block(x, *state[number * each : (number + 1) * each])
+            take: Any = block if tokens.dim() == 1 else block.whole
+            x, *own = take(x, *state[number * each : (number + 1) * each])
             after += own
         return x, tuple(after)
+
+    def start(self, count: int) -> list[Tensor]:
+        """Return the state of `count` texts before their first token."""
+        return [torch.full((count, *part.shape), part.filled, dtype=DTYPES[part.dtype]) for part in self.parts]
 
 
 @final
@@ -204,9 +216,7 @@ class LanguageModel(NetworkModel):
         network: LanguageNetwork = self._need_network()
         orders = [self._parse(request) for request in requests]
         tokens, lengths = pad([order.tokens for order in orders])
-        state: list[Tensor] = [
-            torch.full((len(orders), *part.shape), part.filled, dtype=DTYPES[part.dtype]) for part in network.parts
-        ]
+        state = network.start(len(orders))
         with torch.no_grad():
             for number, row in enumerate(tokens[:-1]):
                 reads = number < lengths - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Self, final
 
 import torch
@@ -53,15 +54,41 @@ class MambaBlock(nn.Module):
     def forward(self, x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         *window, h = given
         inner, gate = self.in_proj(self.norm(x)).chunk(2, -1)
-        taps, window = self.conv1d.weight[:, 0], [*window, inner]
-        u = sum((row * taps[:, place] for place, row in enumerate(window[1:], 1)), window[0] * taps[:, 0])
+        window.append(inner)
+        u, kept, added, read = self._projected(window)
+        h = kept * h + added
+        return self._out(x, u, (h * read).sum(-1), gate), *window[1:], h
+
+    def whole(self, x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        """Return the same for all steps of sequences, x: [n, steps, hidden], and the state after the last step."""
+        *window, h = given
+        inner, gate = self.in_proj(self.norm(x)).chunk(2, -1)
+        seen, steps = torch.cat([*(row[:, None] for row in window), inner], 1), x.shape[1]
+        u, kept, added, read = self._projected([seen[:, at : at + steps] for at in range(len(window) + 1)])
+        states = list[Tensor]()
+        for step in range(steps):
+            h = kept[:, step] * h + added[:, step]
+            states.append(h)
+        return self._out(x, u, (torch.stack(states, 1) * read).sum(-1), gate), *seen[:, steps:].unbind(1), h
+
+    def _projected(self, window: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return what depends on no h: the convolution, what h keeps, what is added, and how it is read.
+
+        window: [..., inner] each, the oldest first. The last three are [..., inner or 1, state].
+        """
+        taps = self.conv1d.weight[:, 0]
+        u = window[0] * taps[:, 0]
+        for place, row in enumerate(window[1:], 1):
+            u = u + row * taps[:, place]
         u = F.silu(u if self.conv1d.bias is None else u + self.conv1d.bias)
         size, write, read = self.x_proj(u).split(self.split, -1)
         size = F.softplus(self.dt_proj(size)).float()
-        h = torch.exp(size[..., None] * -torch.exp(self.A_log.float())) * h
-        h = h + (size * u.float())[..., None] * write.float()[..., None, :]
-        y = (h * read.float()[..., None, :]).sum(-1) + u * self.D
-        return x + self.out_proj((y * F.silu(gate)).to(x.dtype)), *window[1:], h
+        kept = torch.exp(size[..., None] * -torch.exp(self.A_log.float()))
+        return u, kept, (size * u.float())[..., None] * write.float()[..., None, :], read.float()[..., None, :]
+
+    def _out(self, x: Tensor, u: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+        out: Tensor = x + self.out_proj(((y + u * self.D) * F.silu(gate)).to(x.dtype))
+        return out
 
 
 @final

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self, cast, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
 
 from batchmaker.lab.zoo.language import LanguageModel, LanguageNetwork, StatePart, sizes_and_weights
-from batchmaker.lab.zoo.parts import DTYPES, check_positive, seeded
+from batchmaker.lab.zoo.parts import check_positive, seeded
 
 NOTHING_READ = -1e30
 """The largest exponent of the keys so far, before the first token."""
@@ -116,7 +116,7 @@ class RwkvBlock(nn.Module):
         attended, means = self.ln1(x), list[Tensor]()
         keys, values, gates = self.attention.projected(attended, _before(attended, mixed))
         for key, value in zip(keys.unbind(1), values.unbind(1), strict=True):
-            mean, *sums = self.attention.step(key, value, *sums)  # type: ignore[call-arg, assignment]
+            mean, *sums = self.attention.step(key, value, *sums)  # type: ignore[assignment]
             means.append(mean)
         x = x + self.attention.output(gates * torch.stack(means, 1).to(x.dtype))
         given = self.ln2(x)
@@ -175,18 +175,6 @@ class RwkvNetwork(LanguageNetwork):
         mixing.time_mix_receptance.copy_(place ** (0.5 * (1 - height)))
         feeding.time_mix_key.copy_(share)
         feeding.time_mix_receptance.copy_(share)
-
-    def whole(self, tokens: Tensor) -> Tensor:
-        """Return the scores after each token of sequences from their beginning, as for training.
-
-        tokens: int64 [n, steps] -> [n, steps, vocabulary_size]. It is `through` for all steps, layer by layer.
-        """
-        x, each = self.embed(tokens), len(self.parts) // len(self.blocks)
-        for number, block in enumerate(self.blocks):
-            parts = self.parts[number * each : (number + 1) * each]
-            state = [torch.full((len(tokens), *p.shape), p.filled, dtype=DTYPES[p.dtype]) for p in parts]
-            x = cast(RwkvBlock, block).whole(x, *state)[0]
-        return self.head(x)
 
     def embed(self, tokens: Tensor) -> Tensor:
         x: Tensor = self.embeddings(tokens)
