@@ -35,7 +35,19 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: both sides have
 import torch
 
 from batchmaker.cli.bench.report import commit
-from engine_cost import chains, decisions, over_http, page, picture, processors, scheduling, streams, translators, trees
+from engine_cost import (
+    chains,
+    decisions,
+    languages,
+    over_http,
+    page,
+    picture,
+    processors,
+    scheduling,
+    streams,
+    translators,
+    trees,
+)
 from engine_cost.measuring import NotRunError, Row, Settings, facts, load_average, say, stolen_s
 from provenance import CPU_EXECUTOR, ROOT, digest
 
@@ -51,6 +63,8 @@ LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "exits": decisions.exits,
     "experts": decisions.experts,
     "transducer": decisions.transducer,
+    "rwkv": languages.rwkv,
+    "mamba": languages.mamba,
     "trees": trees.by_hand,
     "dynet": trees.dynet,
     "lattices": trees.lattices,

@@ -408,3 +408,11 @@ def test_numbers_are_the_same_on_a_gpu():
     seed, step = seeds(1000) * 7919 - 11, torch.arange(1000) % 13
     assert torch.equal(bits(seed.cuda(), step.cuda()).cpu(), bits(seed, step))
     assert torch.equal(uniform(seed.cuda(), step.cuda()).cpu(), uniform(seed, step))
+
+
+def test_a_draw_does_not_depend_on_the_order_of_scores_that_are_nearly_equal():
+    base = torch.linspace(0.0, 1e-6, 500).expand(400, -1)
+    rounded = base.flip(-1)
+    seed, step = torch.arange(400), torch.zeros(400, dtype=torch.int64)
+    drawn = [Sampler(top_p=0.999)(scores, seed, step) for scores in (base, rounded)]
+    assert (drawn[0] == drawn[1]).float().mean() > 0.95

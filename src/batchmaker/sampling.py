@@ -162,16 +162,16 @@ class Sampler(nn.Module):
         k, p = self.top_k if top_k is None else top_k, self.top_p if top_p is None else top_p
         scores = self.temperature(logits, temperature)
         if _keeps_all(k, p):
-            token, total = _drawn(_weights(scores), drawn)
-        else:
-            order, weights, _ = _ranked(scores, k, p)
-            place, total = _drawn(weights, drawn)
-            token = order.gather(-1, place)
+            weights = _weights(scores)
+        else:  # back in the order of tokens: by likelihood, two that change places for a rounded score change the draw
+            order, ranked, _ = _ranked(scores, k, p)
+            weights = torch.zeros_like(ranked).scatter(-1, order, ranked)
+        token, total = _drawn(weights, drawn)
         return torch.where(total > 0, token.squeeze(-1), logits.argmax(-1))
 
 
 def _drawn(weights: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the place that a number of [0, 1) falls on, [n, 1], and the sum of the weights [n, places], [n]."""
+    """Return the token that a number of [0, 1) falls on, [n, 1], and the sum of the weights [n, tokens], [n]."""
     sums = weights.cumsum(-1)
     total = sums[:, -1]
     at = torch.minimum((drawn * total).long(), total - 1)  # a large total is rounded, perhaps up

@@ -15,6 +15,15 @@ from batchmaker.lab import zoo
 SHAPES = {"resnet50": (3, 224, 224), "vgg16": (3, 224, 224), "mobilenet": (3, 224, 224)}
 
 
+def test_prompts_are_seeded_and_continued_by_some_tokens():
+    first, same = (make_workload("rwkv", count=5, seed=3) for _ in range(2))
+    assert all(np.array_equal(a["prompt"], b["prompt"]) for a, b in zip(first.requests, same.requests, strict=True))
+    assert first.chains.tolist() == [[len(r["prompt"]) - 1, r["max_tokens"]] for r in first.requests]
+    assert make_workload("mamba", lengths="fixed:7", count=2).chains[:, 0].tolist() == [6, 6]
+    with pytest.raises(OptionError, match="generated requests only"):
+        make_workload("mamba", data=["a.txt"])
+
+
 @pytest.mark.parametrize("model", ["gnmt", "transformer", "bert", "deepspeech2", "las", *SHAPES])
 def test_requests_are_seeded_and_fit_the_network(model):
     first, same = (make_workload(model, count=5, seed=3) for _ in range(2))

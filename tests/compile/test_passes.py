@@ -36,6 +36,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "silu": lambda a, b: nn.functional.silu(a) + b,
     "bounds": lambda a, b: torch.maximum(a, b) - torch.minimum(-a, b.relu()) + a.abs(),
     "a number read twice": lambda a, b: (a + a) * (b * b),
+    "the same dtype": lambda a, b: torch.sigmoid(a) * (a * b + 1).to(a.dtype),
 }
 
 

@@ -323,7 +323,7 @@ def test_metrics_are_those_of_the_requests(server):
 
 
 def examples(language: str) -> list[str]:
-    """The commands of docs/serving.md that ask a server."""
+    """The commands of docs/serving.md that ask a server, but for completions."""
     text = (REPOSITORY / "docs" / "serving.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     if language == "python":
@@ -331,7 +331,8 @@ def examples(language: str) -> list[str]:
             code for block in blocks for code in re.findall(r"<<'EOF'\n(.*?)^EOF", block, re.MULTILINE | re.DOTALL)
         ]
         return [code for code in codes if "tritonclient.grpc" not in code]
-    return [line for block in blocks for line in block.replace("\\\n", "").splitlines() if line.startswith("curl")]
+    lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    return [line for line in lines if line.startswith("curl") and "/v1/" not in line]
 
 
 @pytest.mark.parametrize("code", examples("python"), ids=["sync", "async", "generate", "client", "sequence"])

@@ -43,6 +43,8 @@ SPEECH: Final = {"deepspeech2": 161, "las": 40}
 """Pitches of the spectrograms."""
 ATTENTION: Final = ("gnmt", "transformer")
 """Translators with a fixed number of positions."""
+LANGUAGE: Final = ("rwkv", "mamba")
+"""Language models: prompts as long as sentences, continued by as many words as a translation would have."""
 RECURRENT: Final = ("seq2seq", "lstm-nmt")
 """Translators for sentences of any length."""
 UNPADDED: Final = (*TREES, *TAGGERS, *LATTICES)
@@ -89,7 +91,7 @@ def make_workload(
     """
     if data and lengths:
         raise OptionError("--lengths is for generated sentences; leave it out with --data")
-    if data and (model in VISION or model in SPEECH):
+    if data and model in (*VISION, *SPEECH, *LANGUAGE):
         raise OptionError(f"{model} has generated requests only; leave --data out")
     if model == "treelstm":
         whole = _trees(data, count, seed)
@@ -97,6 +99,8 @@ def make_workload(
         whole = _in_file_order(model, data, lengths, count, seed)
     elif model in RECURRENT or model in ATTENTION:
         whole = _translations(model, data, lengths, count, seed)
+    elif model in LANGUAGE:
+        whole = _prompts(lengths, count, seed)
     elif model in VISION:
         whole = _images(lengths, count, seed)
     elif model in SPEECH:
@@ -139,6 +143,19 @@ def _sentences(data: Sequence[Path], lengths: str | None, count: int | None, see
     vocabulary = Vocabulary.from_lines(lines, max_size=TRANSLATION_WORDS)
     encoded = [vocabulary.encode(line) for line in lines]
     return Workload(encoded, _counts(encoded), len(vocabulary), ", ".join(path.name for path in data))
+
+
+def _prompts(lengths: str | None, count: int | None, seed: int) -> Workload:
+    sizes = sentence_lengths(lengths, count or DEFAULT_COUNT, seed)
+    words = translation_lengths(sizes, seed)
+    prompts = random_sentences(sizes, SYNTHETIC_WORDS, seed)
+    requests = [
+        {"prompt": prompt, "max_tokens": int(most), "ignore_eos": True}
+        for prompt, most in zip(prompts, words.tolist(), strict=True)
+    ]
+    # the last token of a prompt is read by the step that writes the first word
+    chains = np.stack((sizes - 1, words), axis=1)
+    return Workload(requests, chains, SYNTHETIC_WORDS, f"generated prompts ({lengths or 'Europarl lengths'})")
 
 
 def _texts(data: Sequence[Path], lengths: str | None, count: int | None, seed: int) -> Workload:

@@ -74,6 +74,8 @@ def _passes_through(node: fx.Node) -> bool:
     """Whether the node returns its first argument unchanged."""
     if node.target in (_aten.detach.default, _aten.alias.default, _aten.lift_fresh_copy.default):
         return True
+    if node.target is _aten.to.dtype and len(node.args) == 2 and not node.kwargs:
+        return bool(node.args[0].meta["val"].dtype is node.args[1])  # type: ignore[union-attr]
     return node.target is _aten.dropout.default and node.args[2] is False
 
 

@@ -1,7 +1,8 @@
 """The server: models over HTTP, in the Open Inference Protocol v2 with Triton's extensions."""
 
+from batchmaker.server.completions import Completions
 from batchmaker.server.config import Config, read_config
 from batchmaker.server.run import serve
 from batchmaker.server.signature import Signature, TensorSpec
 
-__all__ = ["Config", "Signature", "TensorSpec", "read_config", "serve"]
+__all__ = ["Completions", "Config", "Signature", "TensorSpec", "read_config", "serve"]

@@ -31,6 +31,11 @@ STATUS: Final[dict[FaultKind, int]] = {
     FaultKind.DEADLINE: 504,
 }
 
+OPENAI: Final = "/v1/"
+"""How the paths of OpenAI's API begin."""
+
+_ERROR_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
 
 def encoded(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
     """Return an answer whose body is already JSON."""
@@ -42,14 +47,22 @@ def as_json(content: Any) -> Response:
     return encoded(msgspec.json.encode(content))
 
 
-def error_answer(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return {"error": message}."""
-    body = msgspec.json.encode({"error": message})
+def error_answer(status: int, message: str, path: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return {"error": message}, or OpenAI's form of an error for the paths of its API."""
+    body = openai_error(status, message) if path.startswith(OPENAI) else msgspec.json.encode({"error": message})
     return Response(body, status, media_type="application/json", headers=headers)
 
 
-def fault_answer(fault: ServiceError) -> Response:
-    """Return the answer for a call that was refused or has failed."""
+def openai_error(status: int | FaultKind, message: str) -> bytes:
+    """Return an error as OpenAI's API has it."""
+    status = STATUS[status] if isinstance(status, FaultKind) else status
+    kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    error = {"message": message, "type": kind, "param": None, "code": None}
+    return msgspec.json.encode({"error": error})
+
+
+def fault_answer(fault: ServiceError, path: str) -> Response:
+    """Return the answer for a call to this path that was refused or has failed."""
     headers: dict[str, str] = {}
     if fault.retry_after_s is not None:
         headers["Retry-After"] = str(fault.retry_after)
@@ -57,7 +70,7 @@ def fault_answer(fault: ServiceError) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if fault.kind is FaultKind.TOO_SLOW:
         headers["Connection"] = "close"
-    return error_answer(STATUS[fault.kind], str(fault), headers)
+    return error_answer(STATUS[fault.kind], str(fault), path, headers)
 
 
 @final

@@ -86,8 +86,8 @@ class Gate:
             self._log(call, time.perf_counter() - begin)
 
     async def _answer(self, call: _Call, receive: Receive) -> None:
+        path, headers = call.scope["path"], call.scope["headers"]
         try:
-            path, headers = call.scope["path"], call.scope["headers"]
             if path not in self._open_paths:
                 if self._keys.open:
                     self._origins.check(headers)
@@ -101,17 +101,19 @@ class Gate:
             if fault.kind is FaultKind.CANCELLED:
                 call.status = STATUS[fault.kind]  # nobody is there to receive an answer
             else:
-                await call.fail(receive, fault_answer(fault))
+                await call.fail(receive, fault_answer(fault, path))
         except HTTPException as error:
             await call.fail(receive, _routing_error(call.scope, error))
         except asyncio.CancelledError:  # the server stops, and the time of this call is over
             await call.fail(
-                receive, fault_answer(ServiceError(FaultKind.UNAVAILABLE, "the server is shutting down", 1.0))
+                receive, fault_answer(ServiceError(FaultKind.UNAVAILABLE, "the server is shutting down", 1.0), path)
             )
         except Exception as error:
             if not isinstance(error, ConnectionError):
                 _LOG.exception("call failed", extra={"request_id": call.request_id, "path": call.scope["path"]})
-            await call.fail(receive, error_answer(500, "the server failed; its log says more under this request's id"))
+            await call.fail(
+                receive, error_answer(500, "the server failed; its log says more under this request's id", path)
+            )
 
     def _log(self, call: _Call, seconds: float) -> None:
         level = logging.WARNING if call.status >= 500 else logging.INFO
@@ -194,8 +196,9 @@ def key_in_protocols(protocols: Sequence[str]) -> str | None:
 
 
 def _routing_error(scope: Scope, error: HTTPException) -> Any:
+    path = scope["path"]
     if error.status_code == 404:
-        return error_answer(404, f"there is no {scope['method']} {scope['path'][:128]} here; see GET /v2")
+        return error_answer(404, f"there is no {scope['method']} {scope['path'][:128]} here; see GET /v2", path)
     if error.status_code == 405:
-        return error_answer(405, f"{scope['method']} is not allowed here", error.headers)
-    return error_answer(error.status_code, str(error.detail), error.headers)
+        return error_answer(405, f"{scope['method']} is not allowed here", path, error.headers)
+    return error_answer(error.status_code, str(error.detail), path, error.headers)

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from batchmaker.server.gate import OPEN_PATHS, Gate
 from batchmaker.server.parts import Site
 from batchmaker.server.routes.chunks import chunk_routes
+from batchmaker.server.routes.completions import completion_routes
 from batchmaker.server.routes.health import health_routes
 from batchmaker.server.routes.infer import infer_routes
 from batchmaker.server.routes.live import live_routes
@@ -57,7 +58,13 @@ def all_routes(site: Site) -> list[BaseRoute]:
 
 def user_routes(site: Site) -> list[BaseRoute]:
     """Return the routes for users of models."""
-    return [*infer_routes(site), *chunk_routes(site), *health_routes(site), *model_routes(site)]
+    return [
+        *infer_routes(site),
+        *completion_routes(site),
+        *chunk_routes(site),
+        *health_routes(site),
+        *model_routes(site),
+    ]
 
 
 def admin_routes(site: Site) -> list[BaseRoute]:

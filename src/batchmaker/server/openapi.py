@@ -9,6 +9,8 @@ from typing import Any, Final
 import msgspec
 
 import batchmaker
+from batchmaker.server.answers import OPENAI
+from batchmaker.server.completions import MAX_CHOICES
 from batchmaker.server.live import SPANS_S, LiveView
 from batchmaker.server.tensors import NUMPY
 
@@ -123,6 +125,30 @@ _SCHEMAS: Final[dict[str, Any]] = {
         "additionalProperties": {},
         "description": "Each output of the model under its name, as plain JSON.",
     },
+    "OpenAIError": _object(
+        ("error",), error=_object(("message", "type"), message=_TEXT, type=_TEXT, param={}, code={})
+    ),
+    "CompletionRequest": {
+        **_object(
+            ("model", "prompt"),
+            model=_TEXT,
+            prompt={"anyOf": [_TEXT, _list({"anyOf": [_TEXT, _WHOLE, _list(_WHOLE)]})]},
+            max_tokens={"type": "integer", "minimum": 1}, temperature={"type": "number", "minimum": 0},
+            top_p={"type": "number", "exclusiveMinimum": 0, "maximum": 1}, top_k=_WHOLE, seed=_WHOLE,
+            n={"type": "integer", "minimum": 1, "maximum": MAX_CHOICES},
+            stop={"anyOf": [_TEXT, {**_list(_TEXT), "maxItems": 4}]},
+            stream={"type": "boolean"}, stream_options=_object(include_usage={"type": "boolean"}),
+            echo={"type": "boolean"}, user=_TEXT,
+        ),
+        "description": "As in OpenAI's API. Without `temperature` tokens are drawn, where the model can.",
+    },
+    "Completion": _object(
+        ("id", "object", "created", "model", "choices", "usage"),
+        id=_TEXT, object=_TEXT, created=_WHOLE, model=_TEXT, usage=_FREE,
+        choices=_list(_object(("text", "index", "finish_reason"), text=_TEXT, index=_WHOLE, finish_reason=_TEXT)),
+    ),
+    "TextModel": _object(("id", "object"), id=_TEXT, object=_TEXT, created=_WHOLE, owned_by=_TEXT),
+    "TextModels": _object(("object", "data"), object=_TEXT, data=_list(_ref("TextModel"))),
     "Server": _object(("name", "version", "extensions"), name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
     "Model": _object(
         ("name", "versions", "platform", "inputs", "outputs"),
@@ -163,6 +189,12 @@ _CALLS: Final = (
         "post", f"{_M}/generate_stream", "Plain JSON in; each value as an event as soon as it is computed",
         _TEXT, _EVENTS, _ref("GenerateRequest"), errors=_INFERRING, versioned=True,
     ),
+    _ApiCall(
+        "post", "/v1/completions", "A text that goes on with a prompt, in the form of OpenAI's API; as events if asked",
+        _ref("Completion"), body=_ref("CompletionRequest"), errors=_INFERRING,
+    ),
+    _ApiCall("get", "/v1/models", "The models that write texts", _ref("TextModels")),
+    _ApiCall("get", "/v1/models/{model}", "A model that writes texts", _ref("TextModel"), errors=(404,)),
     _ApiCall(
         "get", f"{_M}/sequence", "A WebSocket: each message a chunk of one sequence, each answered by one", _FREE, "",
         query=(
@@ -229,7 +261,8 @@ def _operation(call: _ApiCall, path: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": call.summary}
     if call.media:
         answer["content"] = {call.media: {"schema": call.answer}}
-    error = {"application/json": {"schema": _ref("Error")}}
+    form = "OpenAIError" if path.startswith(OPENAI) else "Error"
+    error = {"application/json": {"schema": _ref(form)}}
     responses: dict[str, Any] = {str(call.status): answer}
     for status in sorted({*call.errors, 401, 429}):
         responses[str(status)] = {"description": _SAID[status], "content": error}

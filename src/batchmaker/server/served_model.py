@@ -14,6 +14,7 @@ from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import BatchmakerError, InvalidRequestError, said_by
 from batchmaker.model.model import Model
 from batchmaker.server.chrome_trace import StepRing
+from batchmaker.server.completions import completions_of
 from batchmaker.server.derive import signature_of
 from batchmaker.server.engine_port import EngineOptions, EnginePort
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
@@ -58,6 +59,7 @@ class ServedModel:
         self._port = EnginePort(model, options)
         try:
             self.signature: Signature = signature_of(model, *self._port.start())
+            self.completions = completions_of(model, self.signature)
         except BaseException:
             self._port.stop(drain=False, within_s=_END_S)
             raise

@@ -94,15 +94,15 @@ def _results(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 def _stages(cell: TracedCell) -> dict[fx.Node, int]:
     """Return for each node the number of non-pointwise calls that must come before it, itself included.
 
-    Views that make rows of another form count too, so within a stage rows only become narrower; otherwise two passes
-    could wait for each other. An operation that needs only one value is moved to the stage of its first reader: then
-    the value need not be written and read again.
+    Views count too unless they are slices of columns, through which a pass reads; so within a stage rows only become
+    narrower. Otherwise two passes could wait for each other, or one for itself. An operation that needs only one value
+    is moved to the stage of its first reader: then the value need not be written and read again.
     """
     stages: dict[fx.Node, int] = {}
     for node in cell.graph.nodes:
         before = max((stages[source] for source in node.all_input_nodes), default=0)
         works = node.op == "call_function" and not _can_be_fused(cell, node)
-        stages[node] = before + (works and (not is_view(node) or _reshapes(node)))
+        stages[node] = before + (works and not _is_slice(node))
     for node in reversed(cell.graph.nodes):
         if not _can_be_fused(cell, node) or len([value for value in operands(node) if cell.value(value) is None]) > 1:
             continue
@@ -136,11 +136,9 @@ def _is_column(constant: Tensor, width: int | None) -> bool:
     return constant.dim() > 0 and constant.numel() == width and constant.shape[-1] != width
 
 
-def _reshapes(view: fx.Node) -> bool:
-    """Whether a view makes rows [n, columns] of another form, other than by taking some of the columns."""
-    if width_of(view) is None or columns(view)[0] is not view:
-        return False
-    return str(shape_of(view)) != str(shape_of(view.all_input_nodes[0]))
+def _is_slice(node: fx.Node) -> bool:
+    """Whether the node is some of the columns of another, or an item or a size."""
+    return is_view(node) and (width_of(node) is None or columns(node)[0] is not node)
 
 
 @final

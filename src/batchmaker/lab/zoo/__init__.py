@@ -49,6 +49,8 @@ _NETWORKS: Final = {
     "gnmt": _network("gnmt", "GnmtModel"),
     "las": _network("las", "LasModel"),
     "transformer": _network("transformer", "TransformerModel"),
+    "rwkv": _network("rwkv", "RwkvModel"),
+    "mamba": _network("mamba", "MambaModel"),
 }
 
 

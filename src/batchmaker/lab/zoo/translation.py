@@ -71,15 +71,17 @@ def check_places(what: str, count: int, places: int) -> None:
         raise InvalidRequestError(f"{what}: got {count}, the network takes at most {places} (option positions)")
 
 
-def write(step: Callable[[Tensor], Tensor], limits: Sequence[int], until: Sequence[int | None]) -> list[Tensor]:
+def write(
+    step: Callable[[Tensor], Tensor], limits: Sequence[int], until: Sequence[int | None], first: Tensor | None = None
+) -> list[Tensor]:
     """Feed words back to a padded batch until each row has its words; return them by row, int64.
 
     step: the last words [batch] -> the next ones. limits: most words of each row. until: the word that ends each
-    earlier, if any.
+    earlier, if any. first: the words that the first step gets, by default BOS.
     """
     most = torch.tensor(limits)
     ends = torch.tensor([-1 if word is None else word for word in until])
-    words = torch.full((len(limits),), BOS)
+    words = torch.full((len(limits),), BOS) if first is None else first
     steps: list[Tensor] = []
     while bool((most > len(steps)).any()):
         words = step(words)
