@@ -37,6 +37,7 @@ _NETWORKS: Final = {
     "bilstm-tagger-char": _network("tagger", "BiLstmTaggerModel", characters=True),
     "treelstm": _network("treelstm", "TreeLstmModel"),
     "treelstm-2type": _network("treelstm", "TreeLstm2TypeModel"),
+    "treelstm-childsum": _network("childsum", "ChildSumModel"),
     "treegru": _network("treegru", "TreeGruModel"),
     "mvrnn": _network("mvrnn", "MvRnnModel"),
     "latticelstm": _network("lattice", "LatticeLstmModel"),
