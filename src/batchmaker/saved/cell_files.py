@@ -66,7 +66,7 @@ class _CellWriter:
         if cell.memories:
             raise SavedModelError(
                 f"{where}: cannot be saved: it reads a memory, and a saved cell is traced with one size of each input. "
-                "Leave the model unsaved and run it in a batchmaker.Engine of your own program."
+                "Save the weights alone: batchmaker.save(model, directory, form='weights')."
             )
         bound = [self.registry.bound[cell_type.type_id] for cell_type in types]
         onnx, first, others = None, None, tuple[SavedProgram, ...]()

@@ -88,7 +88,9 @@ def make(name: str, **options: Any) -> Model:
     for option in options:
         if option not in known:
             raise unknown_name(f"option of model {name!r}", option, known)
-    return MODELS[name](**options)
+    model = MODELS[name](**options)
+    model.config = {**_NETWORKS[name].options, **options} if name in _NETWORKS else options
+    return model
 
 
 __all__ = ["MODELS", "make", "option_names"]
