@@ -37,6 +37,7 @@ import torch
 
 from batchmaker.cli.bench.report import commit
 from engine_cost import (
+    beam,
     chains,
     childsum,
     decisions,
@@ -66,6 +67,7 @@ LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "transducer": decisions.transducer,
     "trees": trees.by_hand,
     "childsum": childsum.childsum,
+    "beam": beam.beam,
     "dynet": trees.dynet,
     "lattices": trees.lattices,
     "scheduler": scheduling.scheduler,

@@ -314,20 +314,30 @@ def sides(kind: Callable[[], Any]) -> Sides:
 
 @torch.no_grad()
 def over_alone_and_by_hand(
-    settings: Settings, work: str, compare: Sides, requests: Sequence[Any], targets: Targets
+    settings: Settings,
+    work: str,
+    compare: Sides,
+    requests: Sequence[Any],
+    targets: Targets,
+    *,
+    length: Callable[[Any], int] = len,
+    maxima: Sequence[int] = MAXIMA,
 ) -> Iterator[Row]:
-    """Measure all waiting and at half load. Batches by hand have requests of about one length."""
+    """Measure all waiting and at half load. Batches by hand have requests of about one length.
+
+    maxima: the most requests of a batch by hand, of which the best is taken where all wait.
+    """
     model, alone = compare.model, compare.alone
     by_hand: Run = torch.no_grad()(compare.by_hand)
-    in_order = sorted(requests, key=len)
+    in_order = sorted(requests, key=length)
     ways = {
-        f"batches by hand, {most}": partial(batched_rate, by_hand, in_batches(in_order, most, None)) for most in MAXIMA
+        f"batches by hand, {most}": partial(batched_rate, by_hand, in_batches(in_order, most, None)) for most in maxima
     }
     few = requests[: settings.of(100, 20)]
     with bm.Engine(model, threads=1) as engine:
         for _ in range(3):
             ours = engine.map(requests, progress=False)
-        _check(ours, [result for at in range(0, len(requests), MOST) for result in by_hand(requests[at : at + MOST])])
+        _check(ours, [result for batch in in_batches(requests, max(maxima), None) for result in by_hand(batch)])
         _check(ours[: len(few)], [alone(request) for request in few])
         best, seen = best_of(ways, settings.of(3, 1))
         found = interleaved(
@@ -346,7 +356,7 @@ def over_alone_and_by_hand(
             )  # fmt: skip
         rate, seconds = 0.5 * min(float(np.median(found[name])) for name in ("ours", "by hand")), settings.of(2.0, 0.5)
         say(f"  {rate:.0f} requests/s")
-        server = Batches(by_hand, MOST)
+        server = Batches(by_hand, max(maxima))
         try:
             late = interleaved(
                 {
@@ -359,7 +369,7 @@ def over_alone_and_by_hand(
             server.close()
         yield compared(
             work, "p50 at half load", "ms", late["ours"][:, 0], late["theirs"][:, 0], better="lower",
-            baseline=f"batches by hand, {MOST}", target=targets.p50, rate=rate,
+            baseline=f"batches by hand, {max(maxima)}", target=targets.p50, rate=rate,
         )  # fmt: skip
 
 

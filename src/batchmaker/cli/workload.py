@@ -45,7 +45,7 @@ SPEECH: Final = {"deepspeech2": 161, "las": 40}
 """Pitches of the spectrograms."""
 ATTENTION: Final = ("gnmt", "transformer")
 """Translators with a fixed number of positions."""
-RECURRENT: Final = ("seq2seq", "lstm-nmt")
+RECURRENT: Final = ("seq2seq", "seq2seq-attention", "lstm-nmt")
 """Translators for sentences of any length."""
 DEPENDENCIES: Final = "treelstm-childsum"
 """The network over dependency trees."""

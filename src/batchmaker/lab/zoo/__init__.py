@@ -30,6 +30,7 @@ _NETWORKS: Final = {
     "lstm": _network("recurrent", "LstmModel"),
     "gru": _network("recurrent", "GruModel"),
     "seq2seq": _network("seq2seq", "Seq2SeqModel"),
+    "seq2seq-attention": _network("beam", "AttentionSeq2SeqModel"),
     # ED-Batch's code has a layer between a word's embedding and its LSTM. For inference it is another table of
     # embeddings.
     "lstm-nmt": _network("seq2seq", "Seq2SeqModel", vocabulary_size=17_191, hidden=256),
