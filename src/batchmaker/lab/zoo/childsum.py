@@ -170,6 +170,7 @@ class ChildSumModel(Model):
         parts = [
             cell.at(calls.places[mine], calls.children[mine, :arity], words[calls.nodes[mine]])
             for cell, arity, mine in zip(self._inner(), _ARITIES, calls.kinds, strict=True)
+            if mine.start < mine.stop
         ]
         h = tree(leaves, *parts)[0]
         return self._result(joined(leaves[0], h)[calls.ends] if self.output == "labels" else h, h[-1])
