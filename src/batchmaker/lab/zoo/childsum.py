@@ -91,20 +91,20 @@ class ChildSumNode(nn.Module):
 
     i, o, u = W x + U (h1 + ... + hK) + b, c = i u + f1 c1 + ... + fK cK, f_k = sigmoid(W x + U h_k + b).
 
-    begun: the last child is what ChildSumGroup gave for others. ends: whether this is the node, or such a group.
+    The last child stands for others: h is the sum of theirs, c the sum of f_k c_k. is_group: return such a child, and
+    not a node's state.
     """
 
-    def __init__(self, weights: ChildSumWeights, *, begun: bool, ends: bool) -> None:
+    def __init__(self, weights: ChildSumWeights, *, is_group: bool) -> None:
         super().__init__()
-        self.weights, self.begun, self.ends = weights, begun, ends
+        self.weights, self.is_group = weights, is_group
 
     def forward(self, word: Tensor, *states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         f, iou = self.weights.of_word(word)
         h, c, messages = states[::3], states[1::3], states[2::3]
-        number = len(h) - self.begun
-        kept = [(f + messages[k]).sigmoid() * c[k] for k in range(number)]
-        total, cells = reduce(torch.add, h), reduce(torch.add, [*kept, *c[number:]])
-        if not self.ends:
+        kept = [(f + messages[k]).sigmoid() * c[k] for k in range(len(c) - 1)]
+        total, cells = reduce(torch.add, h), reduce(torch.add, kept, c[-1])
+        if self.is_group:
             return total, cells, torch.zeros_like(total)
         return self.weights.state(iou + self.weights.sums(total), cells)
 
@@ -119,7 +119,7 @@ class ChildSumModel(Model):
     "label", its likeliest label; or "labels", the likeliest label of each word, int64 [n]. Other options as for
     TreeLstmModel.
 
-    Nodes of no, up to two, and more children have a cell each; for the last, `group` adds up fours of children first.
+    A node without children is a `leaf`. An `inner` node has up to four; for one with more, `group` adds up fours first.
     """
 
     def __init__(
@@ -140,14 +140,10 @@ class ChildSumModel(Model):
             weights = ChildSumWeights(vocabulary_size, width, hidden)
             classify = Classify(hidden, labels)
         frozen(weights, dtype)
-        few, group, more = [
-            ChildSumNode(weights, begun=begun, ends=ends).eval()
-            for begun, ends in ((False, True), (True, False), (True, True))
-        ]
+        group, inner = (ChildSumNode(weights, is_group=is_group).eval() for is_group in (True, False))
         self.leaf = Cell(ChildSumLeaf(weights).eval(), max_batch=max_batch)
-        self.few = Cell(few, max_batch=max_batch, priority=1)
         self.group = Cell(group, max_batch=max_batch, priority=1)
-        self.more = Cell(more, max_batch=max_batch, priority=1)
+        self.inner = Cell(inner, max_batch=max_batch, priority=1)
         if output != "state":
             self.classify = Cell(frozen(classify, dtype), max_batch=max_batch, priority=2)
         self.vocabulary_size, self.hidden, self.dtype = vocabulary_size, hidden, dtype
@@ -165,14 +161,19 @@ class ChildSumModel(Model):
         """Return the result by the option `output`."""
         words, calls = self._calls(request)
         leaves = self.leaf.map(calls.leaf_words)
-        if calls.bounds[-1] == 0:
+        groups, count = calls.counts[1:].tolist()
+        if count == 0:
             return self._result(leaves[0], leaves[0][0])
-        parts = [
-            cell.at(calls.places[mine], calls.children[mine, :arity], words[calls.nodes[mine]])
-            for cell, arity, mine in zip(self._inner(), _ARITIES, calls.kinds, strict=True)
-            if mine.start < mine.stop
-        ]
-        h = tree(leaves, *parts)[0]
+        given, places, children = words[calls.nodes[:count]], calls.places[:count], calls.children[:count]
+        if groups == 0:
+            h = self.inner.tree(children, leaves, given)[0]
+        else:
+            one, other = slice(groups), slice(groups, None)
+            h = tree(
+                leaves,
+                self.group.at(places[one], children[one], given[one]),
+                self.inner.at(places[other], children[other], given[other]),
+            )[0]
         return self._result(joined(leaves[0], h)[calls.ends] if self.output == "labels" else h, h[-1])
 
     def _result(self, nodes: Any, root: Any) -> Any:
@@ -228,19 +229,16 @@ class ChildSumModel(Model):
             begin = end
         return h[torch.from_numpy(place)]
 
-    def _inner(self) -> tuple[Cell, ...]:
-        return self.few, self.group, self.more
-
     def _calls(self, request: Any) -> tuple[NDArray[np.int64], Calls]:
         words, edges = self._parse(request)
         calls = Calls(len(words), len(edges))
         if not lay_out(
             words, self.vocabulary_size, edges, calls.leaf_words, calls.places, calls.nodes, calls.children, calls.ends,
-            calls.bounds,
+            calls.counts,
         ):  # fmt: skip
             checked_tokens(words, self.vocabulary_size, "words")
             raise InvalidRequestError(edges_fault(edges, len(words)))
-        calls.leaf_words = calls.leaf_words[: calls.bounds[0]]
+        calls.leaf_words = calls.leaf_words[: calls.counts[0]]
         return words, calls
 
     def _checked(self, request: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -259,13 +257,12 @@ class ChildSumModel(Model):
 
 @final
 class Calls:
-    """The calls of cells for one request: of leaves, and of inner nodes, `few`, `group`, `more` one after the other.
+    """The calls of cells for one request: of leaves, and of groups and inner nodes, one after the other.
 
     leaf_words: [leaves] words of the leaves, and, if there are inner nodes, the number that stands for no child.
     places: [calls] among the inner nodes of the tree that the calls make; each call comes after those that it reads.
     nodes: [calls] the number of the word. children: [calls, GROUP + 1] numbers of leaves, or leaves and places.
-    ends: [words] such a number for the state of each word. bounds: [kinds + 1] how many leaves there are, then where
-    the calls of each kind end.
+    ends: [words] such a number for the state of each word. counts: [3] of leaf words, groups, and all calls.
     """
 
     def __init__(self, num_words: int, num_edges: int) -> None:
@@ -274,16 +271,7 @@ class Calls:
         self.places, self.nodes = np.empty((2, most), np.int64)
         self.children = np.empty((most, GROUP + 1), np.int64)
         self.ends = self.ends[:num_words]
-        self.bounds = np.zeros(len(_ARITIES) + 1, np.int64)
-
-    @property
-    def kinds(self) -> list[slice]:
-        """The calls of each kind."""
-        _, *ends = self.bounds.tolist()
-        return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-
-
-_ARITIES: Final = (2, GROUP + 1, GROUP + 1)
+        self.counts = np.zeros(3, np.int64)
 
 
 def _edges(edges: Any) -> NDArray[np.int64]:
@@ -336,7 +324,7 @@ def lay_out(
     nodes: NDArray[np.int64],
     children: NDArray[np.int64],
     ends: NDArray[np.int64],
-    bounds: NDArray[np.int64],
+    counts: NDArray[np.int64],
 ) -> bool:
     """Fill the arrays of Calls. Return whether the words are known, and the edges [m, 2] have one root and no cycle."""
     num_nodes = len(words)
@@ -349,7 +337,7 @@ def lay_out(
         above[child + 1] += 1
     below = np.zeros(num_nodes + 1, np.int64)
     order, waits, known, roots = np.empty(num_nodes, np.int64), count.copy(), 0, 0
-    groups = more = few = 0
+    groups = 0
     for node in range(num_nodes):
         if not 0 <= words[node] < num_tokens:
             return False
@@ -359,17 +347,14 @@ def lay_out(
         if count[node] == 0:
             leaf_words[known], ends[node], order[known] = words[node], known, node
             known += 1
-        elif count[node] <= 2:
-            few += 1
         else:
-            more += 1
             groups += (count[node] - 1) // GROUP
     if roots != 1 or known == 0:
         return False
     nothing = known
     first = nothing + (num_nodes > 1)
     leaf_words[nothing] = num_tokens
-    bounds[0], bounds[1], bounds[2], bounds[3] = first, few, few + groups, few + groups + more
+    counts[0], counts[1], counts[2] = first, groups, groups + num_nodes - known
     parents, at_parent = np.empty(len(edges), np.int64), above.copy()
     child_of, at_child = np.empty(len(edges), np.int64), below.copy()
     for edge in range(len(edges)):
@@ -378,26 +363,21 @@ def lay_out(
         at_parent[child] += 1
         child_of[at_child[parent]] = child
         at_child[parent] += 1
-    call_few, call_group, call_more = 0, few, few + groups
+    call_group, call_inner = 0, groups
     place = done = 0
     while done < known:
         node = order[done]
         done += 1
         left, at, before = count[node], below[node], nothing
         while left > 0:
-            room = GROUP
             if left > GROUP:
                 call = call_group
                 call_group += 1
-            elif count[node] > 2:
-                call = call_more
-                call_more += 1
             else:
-                call = call_few
-                call_few += 1
-                room = 2
+                call = call_inner
+                call_inner += 1
             places[call], nodes[call] = place, node
-            for k in range(room):
+            for k in range(GROUP):
                 children[call, k] = ends[child_of[at + k]] if k < left else nothing
             children[call, GROUP] = before
             before = ends[node] = first + place
