@@ -3,7 +3,8 @@
     python benchmarks/overhead.py --data DATA [--json FILE] [--png FILE] [--page docs/benchmarks.md] [--only LINE ...]
     python benchmarks/overhead.py --show --json FILE --png FILE --page docs/benchmarks.md   # from an earlier run
 
-DATA is the folder that has europarl_deen/raw5k.en, sst/train.txt and lattice_edbatch/train.txt. Every line measures
+DATA is the folder that has europarl_deen/raw5k.en, sst/train.txt, lattice_edbatch/train.txt and
+ud_english_ewt/en_ewt-ud-dev.conllu.gz. Every line measures
 both sides of its ratio in turn, with one compute thread each, and says the median of the ratios. That both give the
 same answers is asserted first. A line that fails says why in the results, and the others go on. All lines take about a
 quarter of an hour; the machine should have nothing else to do: its load before and after is in the results.
@@ -36,7 +37,9 @@ import torch
 
 from batchmaker.cli.bench.report import commit
 from engine_cost import (
+    beam,
     chains,
+    childsum,
     decisions,
     languages,
     over_http,
@@ -66,6 +69,8 @@ LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "rwkv": languages.rwkv,
     "mamba": languages.mamba,
     "trees": trees.by_hand,
+    "childsum": childsum.childsum,
+    "beam": beam.beam,
     "dynet": trees.dynet,
     "lattices": trees.lattices,
     "scheduler": scheduling.scheduler,

@@ -22,7 +22,6 @@ SYMBOLS: Final = 60
 MAXIMA: Final = (64, 256)
 MOST: Final = max(MAXIMA)
 BLANK: Final = 0
-AT_HALF: Final = {"early exit": 1.5, "experts": 1.5, "RNN-T": 1.3}
 
 Alone = Callable[[Any], Any]
 
@@ -273,13 +272,13 @@ class Transducer(bm.Model):
 def exits(settings: Settings) -> Iterator[Row]:
     """An early exit after any of six layers of 256: over one by one, and over batches by hand."""
     requests = list(torch.randn(settings.of(500, 60), WIDTH, generator=torch.Generator().manual_seed(1)))
-    yield from _lines(settings, "early exit", EarlyExit, requests, 5.0)
+    yield from over_alone_and_by_hand(settings, "early exit", sides(EarlyExit), requests, Targets(5.0, 0.8, 1.5))
 
 
 def experts(settings: Settings) -> Iterator[Row]:
     """Three layers of four experts of 256, one for each request: over one by one, and over batches by hand."""
     requests = list(torch.randn(settings.of(500, 60), WIDTH, generator=torch.Generator().manual_seed(1)))
-    yield from _lines(settings, "experts", Experts, requests, 5.0)
+    yield from over_alone_and_by_hand(settings, "experts", sides(Experts), requests, Targets(5.0, 0.8, 1.5))
 
 
 def transducer(settings: Settings) -> Iterator[Row]:
@@ -287,43 +286,77 @@ def transducer(settings: Settings) -> Iterator[Row]:
     draw = np.random.default_rng(0)
     lengths = draw.integers(20, 81, settings.of(500, 40)).tolist()
     requests = [torch.from_numpy(draw.standard_normal((length, 80), np.float32)) for length in lengths]
-    yield from _lines(settings, "RNN-T", Transducer, requests, 4.0)
+    yield from over_alone_and_by_hand(settings, "RNN-T", sides(Transducer), requests, Targets(4.0, 0.8, 1.3))
+
+
+class Sides(NamedTuple):
+    """What is compared: a model for the engine, one request alone, and a closed batch by hand."""
+
+    model: bm.Model
+    alone: Alone
+    by_hand: Run
+
+
+class Targets(NamedTuple):
+    """The ratios asked for: over one by one, over batches by hand, and p50 at half load."""
+
+    alone: float
+    by_hand: float
+    p50: float
+
+
+def sides(kind: Callable[[], Any]) -> Sides:
+    """Return the sides of a model that has the methods `alone` and `by_hand`, with the same weights each time."""
+    torch.manual_seed(0)
+    model = kind()
+    return Sides(model, model.alone, model.by_hand)
 
 
 @torch.no_grad()
-def _lines(
-    settings: Settings, work: str, build: Callable[[], Any], requests: Sequence[Tensor], target: float
+def over_alone_and_by_hand(
+    settings: Settings,
+    work: str,
+    compare: Sides,
+    requests: Sequence[Any],
+    targets: Targets,
+    *,
+    length: Callable[[Any], int] = len,
+    maxima: Sequence[int] = MAXIMA,
 ) -> Iterator[Row]:
-    torch.manual_seed(0)
-    model = build()
-    by_hand: Run = torch.no_grad()(model.by_hand)
-    in_order = sorted(requests, key=len)
+    """Measure all waiting and at half load. Batches by hand have requests of about one length.
+
+    maxima: the most requests of a batch by hand, of which the best is taken where all wait.
+    """
+    model, alone = compare.model, compare.alone
+    by_hand: Run = torch.no_grad()(compare.by_hand)
+    in_order = sorted(requests, key=length)
     ways = {
-        f"batches by hand, {most}": partial(batched_rate, by_hand, in_batches(in_order, most, None)) for most in MAXIMA
+        f"batches by hand, {most}": partial(batched_rate, by_hand, in_batches(in_order, most, None)) for most in maxima
     }
     few = requests[: settings.of(100, 20)]
     with bm.Engine(model, threads=1) as engine:
         for _ in range(3):
             ours = engine.map(requests, progress=False)
-        _check(ours, [result for at in range(0, len(requests), MOST) for result in by_hand(requests[at : at + MOST])])
-        _check(ours[: len(few)], [model.alone(request) for request in few])
+        _check(ours, [result for batch in in_batches(requests, max(maxima), None) for result in by_hand(batch)])
+        _check(ours[: len(few)], [alone(request) for request in few])
         best, seen = best_of(ways, settings.of(3, 1))
         found = interleaved(
             {
                 "ours": lambda: per_second(partial(engine.map, requests, progress=False), len(requests)),
                 "by hand": ways[best],
-                "alone": lambda: per_second(lambda: [model.alone(request) for request in few], len(few)),
+                "alone": lambda: per_second(lambda: [alone(request) for request in few], len(few)),
             },
             settings.of(7, 2),
         )
-        for name, baseline, wanted in (("alone", "one by one", target), ("by hand", best, 0.8)):
+        both = (("alone", "one by one", targets.alone), ("by hand", best, targets.by_hand))
+        for name, baseline, wanted in both:
             yield compared(
                 work, f"all waiting, over {name}", "requests/s", found["ours"], found[name], better="higher",
                 baseline=baseline, target=wanted, seen=seen if name == "by hand" else {},
             )  # fmt: skip
         rate, seconds = 0.5 * min(float(np.median(found[name])) for name in ("ours", "by hand")), settings.of(2.0, 0.5)
         say(f"  {rate:.0f} requests/s")
-        server = Batches(by_hand, MOST)
+        server = Batches(by_hand, max(maxima))
         try:
             late = interleaved(
                 {
@@ -336,7 +369,7 @@ def _lines(
             server.close()
         yield compared(
             work, "p50 at half load", "ms", late["ours"][:, 0], late["theirs"][:, 0], better="lower",
-            baseline=f"batches by hand, {MOST}", target=AT_HALF[work], rate=rate,
+            baseline=f"batches by hand, {max(maxima)}", target=targets.p50, rate=rate,
         )  # fmt: skip
 
 

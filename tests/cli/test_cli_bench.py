@@ -129,6 +129,18 @@ def test_pairs_and_trees_from_files(command, tmp_path, text_file, tree_file, rea
     assert [line["policy"] for line in read_json(path)] == ["auto", "serial"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("from_file", [True, False])
+def test_dependencies_are_generated_or_from_a_file(command, tmp_path, read_json, from_file):
+    path, data = tmp_path / "out.json", tmp_path / "a.conllu"
+    data.write_text("".join(f"{k}\tw\t_\t_\t_\t_\t{head}\t_\t_\t_\n" for k, head in ((1, 2), (2, 0), (3, 2))))
+    given = ("--data", data) if from_file else ()
+    done = command("bench", "treelstm-childsum", *given, *TINY, "--requests", 6, "--json", path)
+    assert done.exit_code == 0, done.output
+    assert [line["policy"].partition(":")[0] for line in read_json(path)] == ["auto", "padded"]
+    assert read_json(path)[0]["failed"] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -6,7 +6,10 @@ import json
 
 import pytest
 
+import batchmaker as bm
 from batchmaker.errors import DataError, OptionError
+from batchmaker.lab import zoo
+from batchmaker.lab.zoo.reference import reference
 
 
 def lines_of(path):
@@ -49,6 +52,26 @@ def test_a_bad_line_fails_alone(command, tmp_path, tree_file):
     lines = lines_of(path)
     assert ["error" in line for line in lines] == [False, True, False, False]
     assert len(lines[2]["result"]) == 8
+
+
+def test_dependencies_are_json_lines(command, tmp_path):
+    source, path = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"words": [1, 2, 3], "edges": [[1, 0], [1, 2]]}\n{"words": [1], "edges": [[0, 0]]}\n')
+    done = command("run", "treelstm-childsum", "--input", source, "--output", path, "--hidden", 8)
+    assert done.exit_code == 1
+    first, second = lines_of(path)
+    assert len(first["result"]) == 8
+    assert "are a cycle" in second["error"]
+
+
+def test_a_folder_of_weights_is_a_model(command, tmp_path):
+    bm.save(zoo.make("lstm", vocabulary_size=9, hidden=4, max_batch=4), tmp_path / "lstm", form="weights")
+    source, path = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("[1, 2, 3]\n")
+    done = command("run", tmp_path / "lstm", "--input", source, "--output", path)
+    assert done.exit_code == 0, done.output
+    expected = reference(bm.load(tmp_path / "lstm"), [1, 2, 3])
+    assert lines_of(path)[0]["result"] == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 def test_translations_are_written_as_words(command, tmp_path, text_file):

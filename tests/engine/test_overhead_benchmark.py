@@ -17,7 +17,7 @@ from batchmaker.lab import zoo
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = (
     "measuring", "hand_kernels", "hand_chains", "hand_server", "hand_streams", "hand_decoders", "hand_tagger",
-    "hand_trees", "page", "picture",
+    "hand_trees", "page", "picture", "childsum", "beam",
 )  # fmt: skip
 
 
@@ -324,6 +324,32 @@ def test_trees_level_by_level_by_hand_have_the_states_of_node_by_node(scripts):
     run = scripts["hand_trees"].TreesByHand(model)
     assert np.abs(run(requests) - wanted).max() < 1e-5
     assert np.abs(run(requests[:1]) - wanted[:1]).max() < 1e-5
+
+
+def test_dependency_trees_by_hand_have_the_states_of_the_model(scripts):
+    model = zoo.make("treelstm-childsum", vocabulary_size=50)
+    edges = ([[1, 0], [1, 2], [2, 3], [2, 4]], [], [[0, 1]], [[0, k] for k in range(1, 8)])
+    words = sentences([len(pairs) + 1 for pairs in edges])
+    requests = [
+        {"words": given, "edges": np.array(pairs, np.int64).reshape(-1, 2)}
+        for given, pairs in zip(words, edges, strict=True)
+    ]
+    wanted, hand = torch.stack(model.batched(requests)), scripts["childsum"].ChildSumByHand(model)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.stack(hand.by_hand(requests)), wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.stack(list(map(hand.alone, requests))), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_beams_by_hand_find_the_words_of_the_model(scripts, monkeypatch):
+    monkeypatch.setattr(scripts["beam"], "WORDS", 50)
+    model = zoo.make("seq2seq-attention", vocabulary_size=50, hidden=8, beam=3)
+    model.step.module.project.weight *= 20  # so that no scores are equal but for rounding
+    words = sentences([3, 5, 5, 1, 7, 2])
+    requests = [{"source": given, "words": count} for given, count in zip(words, (4, 9, 1, 2, 9, 3), strict=True)]
+    wanted, hand = [text.tolist() for text in model.batched(requests)], scripts["beam"].BeamByHand(model)
+    with torch.no_grad():
+        assert [text.tolist() for text in hand.by_hand(requests)] == wanted
+        assert [hand.alone(request).tolist() for request in requests] == wanted
 
 
 def test_live_streams_by_hand_keep_their_states_apart_and_in_order(scripts):

@@ -167,3 +167,55 @@ class Totals(bm.Model):
     def unfold(self, rows: Any) -> Any:
         starts = {3: torch.zeros(3), 5: torch.zeros(5)}
         return self.add.run(rows, starts[rows.shape[1]] if rows.shape[0] == 2 else None)
+
+
+class Tagger(nn.Module):
+    """A network as others write it, with a weight that is tied."""
+
+    def __init__(self, words: int, size: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, size)
+        self.lstm = nn.LSTM(size, size, batch_first=True)
+        self.out = nn.Linear(size, words, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        scores: Tensor = self.out(self.lstm(self.embed(words))[0])
+        return scores
+
+
+class ServedTagger(bm.Model):
+    """The network's cells; its weights have their names in the network."""
+
+    def __init__(self, words: int = VOCABULARY, size: int = WIDTH) -> None:
+        self.config = {"words": words, "size": size}
+        self.example_request = [1, 2]
+        self._network = Tagger(words, size).eval()
+        self.lstm = bm.recurrent(self._network.lstm, embedding=self._network.embed)
+        self.out = bm.Cell(self._network.out)
+
+    def unfold(self, words: Any) -> Any:
+        return self.out.map(self.lstm(words)[0])
+
+    def saved_weights(self) -> dict[str, Tensor]:
+        return self._network.state_dict()
+
+
+class Forgetful(ServedTagger):
+    """Its weights lack those of a cell."""
+
+    def saved_weights(self) -> dict[str, Tensor]:
+        return {name: weight for name, weight in super().saved_weights().items() if name.startswith("lstm")}
+
+
+class Sized(bm.Model):
+    """Two layers; one by one the names are those of the cells."""
+
+    def __init__(self, hidden_size: int, dtype: str = "float32") -> None:
+        self.config = {"hidden_size": hidden_size, "dtype": dtype}
+        kind = getattr(torch, dtype)
+        self.up, self.down = (bm.Cell(nn.Linear(hidden_size, hidden_size).to(kind).eval()) for _ in range(2))
+        self.example_request = torch.ones(hidden_size, dtype=kind)
+
+    def unfold(self, x: Any) -> Any:
+        return self.down(self.up(x))

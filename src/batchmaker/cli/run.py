@@ -17,7 +17,7 @@ import batchmaker
 from batchmaker.cli import options
 from batchmaker.cli.learn.policy_model import warn_of_another_model
 from batchmaker.cli.requests import LATTICES, MATRICES, TREES, requests_from
-from batchmaker.cli.workload import ATTENTION, RECURRENT, SPEECH, TRANSLATION_WORDS
+from batchmaker.cli.workload import ATTENTION, DEPENDENCIES, RECURRENT, SPEECH, TRANSLATION_WORDS
 from batchmaker.engine.answer import Answer
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.request import Ticket
@@ -46,8 +46,8 @@ def run(
         Path,
         typer.Option(
             "--input",
-            help="Lines of text, trees in brackets, JSON arrays (images, spectrograms) or requests (lattices, saved "
-            "models), or a file of lattices or word|TAG.",
+            help="Lines of text, trees in brackets, JSON arrays (images, spectrograms) or requests (lattices, "
+            "dependency trees, saved models), or a file of lattices or word|TAG.",
         ),
     ],
     output: Annotated[Path, typer.Option(help="One JSON object per line of input, in its order.")],
@@ -134,7 +134,7 @@ def _built_in(name: str, lines: list[str], given: dict[str, Any]) -> tuple[Model
     options.check_model(name, **given)
     if "vocabulary_size" not in zoo.option_names(name) or name in SPEECH:
         return options.make_model(name, **given), _parse_array, plain
-    if name in STRUCTURED:
+    if name in STRUCTURED or name == DEPENDENCIES:
         return options.make_model(name, **given), parse_json, plain
     if name in TREES:
         trees = {line: parsed for line in lines if (parsed := _try_tree(line)) is not None}

@@ -21,11 +21,13 @@ from batchmaker.lab.datasets import (
     fixed_lengths,
     lazybatching_lengths,
     librispeech_lengths,
+    random_dependencies,
     random_images,
     random_sentences,
     random_spectrograms,
     random_trees,
     read_aligned,
+    read_conllu,
     read_lines,
     read_trees,
     translation_lengths,
@@ -45,8 +47,10 @@ ATTENTION: Final = ("gnmt", "transformer")
 """Translators with a fixed number of positions."""
 LANGUAGE: Final = ("rwkv", "mamba")
 """Language models: prompts as long as sentences, continued by as many words as a translation would have."""
-RECURRENT: Final = ("seq2seq", "lstm-nmt")
+RECURRENT: Final = ("seq2seq", "seq2seq-attention", "lstm-nmt")
 """Translators for sentences of any length."""
+DEPENDENCIES: Final = "treelstm-childsum"
+"""The network over dependency trees."""
 UNPADDED: Final = (*TREES, *TAGGERS, *LATTICES)
 """Models without a padded form."""
 PLACES: Final = 80
@@ -95,6 +99,8 @@ def make_workload(
         raise OptionError(f"{model} has generated requests only; leave --data out")
     if model == "treelstm":
         whole = _trees(data, count, seed)
+    elif model == DEPENDENCIES:
+        whole = _dependencies(data, lengths, count, seed)
     elif model in UNPADDED:
         whole = _in_file_order(model, data, lengths, count, seed)
     elif model in RECURRENT or model in ATTENTION:
@@ -225,6 +231,22 @@ def _trees(data: Sequence[Path], count: int | None, seed: int) -> Workload:
         source = ", ".join(path.name for path in data)
     requests = [{"words": vocabulary.encode_words(tree.words), "children": tree.children} for tree in trees]
     return Workload(requests, np.array([[tree.num_nodes] for tree in trees], np.int64), len(vocabulary), source)
+
+
+def _dependencies(data: Sequence[Path], lengths: str | None, count: int | None, seed: int) -> Workload:
+    if lengths:
+        raise OptionError("--lengths is for sentences and utterances; trees have lengths of their own")
+    if data:
+        trees = [tree for path in data for tree in read_conllu(path)]
+        source = ", ".join(path.name for path in data)
+    else:
+        trees = random_dependencies(count or DEFAULT_COUNT // 2, seed, vocabulary=TREE_WORDS)
+        source = "generated dependencies"
+    vocabulary = Vocabulary.from_sentences(tree.words for tree in trees)
+    with torch.device("meta"):
+        model: Any = zoo.make(DEPENDENCIES, hidden=2, vocabulary_size=len(vocabulary))
+    requests = [model.encode(tree, vocabulary) for tree in trees]
+    return Workload(requests, _counts([request["words"] for request in requests]), len(vocabulary), source)
 
 
 def _in_file_order(name: str, data: Sequence[Path], lengths: str | None, count: int | None, seed: int) -> Workload:

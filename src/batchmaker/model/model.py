@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from torch import Tensor
+
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import ModelError
 from batchmaker.model.cell import Cell
@@ -39,6 +41,8 @@ class Model(ABC):
     - profile: the cells' costs and numbers of calls, for policies that forecast. `batchmaker.load` finds it beside the
       model.
 
+    - config: the options of its constructor, a dict, for `save(..., form="weights")`.
+
     deadline_ms and profile are saved with the model.
     """
 
@@ -50,6 +54,7 @@ class Model(ABC):
     sole_input: str | None = None
     deadline_ms: float | None = None
     profile: CostProfile | None = None
+    config: Any = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -116,6 +121,18 @@ class Model(ABC):
         """Restore the data of `saved_state`. The cells exist; `__init__` was not called."""
         for name, value in state.items():
             setattr(self, name, value)
+
+    def saved_weights(self) -> dict[str, Tensor]:
+        """Return the tensors that `save(..., form="weights")` writes, and that `load` copies into, by name.
+
+        By default those of the cells' modules, as `path.name`. A model over one network may return its
+        `state_dict()`, so that the names are those of the network. Every weight of a cell must be among them.
+        """
+        return {
+            f"{path}.{name}": tensor
+            for path, cell in self.cells.items()
+            for name, tensor in cell.module.state_dict().items()
+        }
 
     def batched(self, requests: Sequence[Any]) -> list[Any]:
         """Compute whole requests together on the padded batch, as graph batching does; results in order.

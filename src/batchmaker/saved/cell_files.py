@@ -66,7 +66,7 @@ class _CellWriter:
         if cell.memories:
             raise SavedModelError(
                 f"{where}: cannot be saved: it reads a memory, and a saved cell is traced with one size of each input. "
-                "Leave the model unsaved and run it in a batchmaker.Engine of your own program."
+                "Save the weights alone: batchmaker.save(model, directory, form='weights')."
             )
         if cell.whole is not None:
             raise SavedModelError(

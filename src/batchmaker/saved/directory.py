@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,24 @@ from batchmaker.model.registry import CellRegistry
 from batchmaker.saved import plain
 from batchmaker.saved.cell_files import load_cells, write_cells
 from batchmaker.saved.manifest import FORMAT, MANIFEST, Manifest, check_limits, read_manifest
+from batchmaker.saved.weights_folder import (
+    CONFIG,
+    Make,
+    config_of,
+    is_weights_folder,
+    load_weights_folder,
+    main_files,
+    write_weights,
+)
 
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+def saved_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files of a saved model one of which changes when it does; none if there is no saved model."""
+    if (folder / MANIFEST).is_file():
+        return (folder / MANIFEST,)
+    return main_files(folder) if is_weights_folder(folder) else ()
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -41,21 +59,42 @@ def class_path(model_class: type[Model]) -> str:
     return f"{module}:{name}"
 
 
+@contextmanager
+def _new(directory: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a directory that gets its name, that of a new or empty one, when the block has ended without an error."""
+    target = Path(directory)
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise SavedModelError(f"{target}: exists and is not an empty directory. Remove it or choose another one.")
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        partial.replace(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_folder(model: Model, directory: str | os.PathLike[str], config: Mapping[str, Any] | None) -> None:
+    """Write weights and config.json to a new or empty directory, all of it or nothing; see `batchmaker.save`.
+
+    config: as for `config_of`. SavedModelError also if the model cannot be made again of its own options.
+    """
+    whole = config_of(model, class_path(type(model)), config)
+    with _new(directory) as partial:
+        write_weights(model, partial, whole)
+        load_weights_folder(partial, None, _import_class)
+
+
 def write(model: Model, directory: str | os.PathLike[str], registry: CellRegistry, examples: list[Any]) -> None:
     """Write the model to a new or empty directory, all of it or nothing.
 
     registry: has bound every cell of the model, by unfolding the example requests. Raises SavedModelError.
     """
-    target = Path(directory)
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise SavedModelError(f"{target}: exists and is not an empty directory. Remove it or choose another one.")
     model_path = class_path(type(model))
     paths = {id(cell): path for path, cell in model.cells.items()}
     state = _state_to_json(model, type(model).__name__, paths)
     example, *others = (plain.to_json(request, "example_request") for request in examples)
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-    partial.mkdir(parents=True)
-    try:
+    with _new(directory) as partial:
         cells = write_cells(model, partial, registry)
         manifest = Manifest(
             format=FORMAT,
@@ -69,13 +108,10 @@ def write(model: Model, directory: str | os.PathLike[str], registry: CellRegistr
             example_requests=tuple(others),
             example_chunks=tuple([plain.to_json(chunk, "example_chunks") for chunk in model.example_chunks]),
         )
-        check_limits(manifest, str(target))
+        check_limits(manifest, str(directory))
         if model.profile is not None:
             model.profile.write(partial / PROFILE)
         (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-        partial.replace(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _state_to_json(model: Model, where: str, paths: dict[int, str]) -> Any:
@@ -102,16 +138,26 @@ def _state_to_json(model: Model, where: str, paths: dict[int, str]) -> Any:
 # --- loading --------------------------------------------------------------------------------------------------------
 
 
-def load(directory: str | os.PathLike[str], *, model_class: type[Model] | None = None) -> Model:
-    """Return the model that `batchmaker.save` wrote, ready for an Engine.
+def load(directory: str | os.PathLike[str], model_class: Make | None = None) -> Model:
+    """Return a model from a directory that `batchmaker.save` wrote, or that has config.json and safetensors.
 
-    model_class: the class whose `unfold` is used. By default it is the class in the manifest, whose installed module is
-    imported: its code is trusted, as with any import. The files are not trusted: nothing is unpickled, and graphs may
-    hold ATen calls only. `__init__` is not called; cells and `saved_state()` are restored, and the example request is
-    proved when the engine starts. Raises SavedModelError.
+    model_class: the class whose `unfold` is used. By default it is the class that the directory names, whose installed
+    module is imported: its code is trusted, as with any import. The files are not trusted: nothing is unpickled, no
+    code is read from them, and graphs may hold ATen calls only.
+
+    A directory with graphs: `__init__` is not called; cells and `saved_state()` are restored, and the example request
+    is proved when the engine starts. A directory with config.json (Hugging Face's layout): the class, or a function
+    that returns a model, is called with the options in it, and the weights are copied into `saved_weights()`; there
+    must be one for each, and no others. Raises SavedModelError; then nothing is loaded.
     """
     path = Path(directory)
+    if not (path / MANIFEST).exists() and (path / CONFIG).exists():
+        model = load_weights_folder(path, model_class, _import_class)
+        model.profile = _load_profile(path / PROFILE) or model.profile
+        return model
     manifest = read_manifest(path)
+    if model_class is not None and not isinstance(model_class, type):
+        raise SavedModelError(f"{path}: has graphs, which need a class of batchmaker.Model, got {model_class!r}")
     where = str(path / MANIFEST)
     if model_class is None:
         model_class = _import_class(manifest.model, where)

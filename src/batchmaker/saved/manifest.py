@@ -223,11 +223,7 @@ class _Version(msgspec.Struct):
 def read_manifest(directory: Path) -> Manifest:
     """Return the directory's manifest. SavedModelError if it is malformed or of another format."""
     path = directory / MANIFEST
-    advice = "it is not a saved model; write one with batchmaker.save(model, directory)"
-    size = _size(path, advice)
-    if size > _MAX_MANIFEST_BYTES:
-        raise SavedModelError(f"{path}: {size} bytes are more than a manifest may have ({_MAX_MANIFEST_BYTES})")
-    raw = _read(path, advice)
+    raw = read_bytes(path, "it is not a saved model; write one with batchmaker.save(model, directory)")
     try:
         version = msgspec.json.decode(raw, type=_Version)
         if version.format != FORMAT:
@@ -240,6 +236,14 @@ def read_manifest(directory: Path) -> Manifest:
         raise SavedModelError(f"{path}: malformed: {error}. Save the model again.") from None
     check_limits(manifest, str(path))
     return manifest
+
+
+def read_bytes(path: Path, advice: str) -> bytes:
+    """Return the content of a file of JSON. SavedModelError, with the advice, if it cannot be read or is too large."""
+    size = _size(path, advice)
+    if size > _MAX_MANIFEST_BYTES:
+        raise SavedModelError(f"{path}: {size} bytes are more than a manifest may have ({_MAX_MANIFEST_BYTES})")
+    return _read(path, advice)
 
 
 def read_file(directory: Path, file: SavedFile) -> bytes:

@@ -12,8 +12,7 @@ from typing import Any, Final, Protocol, final
 
 from batchmaker.errors import OptionError, unknown_name
 from batchmaker.model.model import Model
-from batchmaker.saved import load
-from batchmaker.saved.manifest import MANIFEST
+from batchmaker.saved import load, saved_files
 from batchmaker.server import model_files
 
 
@@ -111,18 +110,18 @@ def is_name(name: str) -> bool:
 def _versions(folder: Path) -> Versions:
     """Return the saved models in a folder; none if it cannot be read, for example while it is being removed."""
     try:
-        if (folder / MANIFEST).is_file():
-            return {"1": _saved(folder)}
-        inner = [path for path in folder.iterdir() if _VERSION.fullmatch(path.name) and (path / MANIFEST).is_file()]
-        return {path.name: _saved(path) for path in inner}
+        if files := saved_files(folder):
+            return {"1": _saved(folder, files)}
+        inner = [path for path in folder.iterdir() if _VERSION.fullmatch(path.name)]
+        return {path.name: _saved(path, files) for path in inner if (files := saved_files(path))}
     except OSError as error:
         _LOG.warning("folder cannot be read", extra={"path": str(folder), "error": str(error)})
         return {}
 
 
-def _saved(folder: Path) -> Version:
-    """Return a saved model. Its stamp is the manifest, which names its files by their hashes."""
-    return Version(lambda: load(folder), _stamp(folder / MANIFEST))
+def _saved(folder: Path, files: tuple[Path, ...]) -> Version:
+    """Return a saved model. files: one of them changes when it does, such as the manifest, which has their hashes."""
+    return Version(lambda: load(folder), tuple(map(_stamp, files)))
 
 
 def _stamp(file: Path) -> tuple[Hashable, ...]:
@@ -159,7 +158,7 @@ def parse_source(text: str, options: Mapping[str, Any] | None = None, name: str 
         raise unknown_name("model (and no directory of saved ones, and no .py file)", text, zoo.MODELS)
     if options:
         raise OptionError(f"{text}: a saved model has its options in it; remove {', '.join(options)}")
-    if name is not None or (path / MANIFEST).is_file() or _versions(path):
+    if name is not None or saved_files(path) or _versions(path):
         return SavedDirectory(_checked(name or path.resolve().name), path)
     root = RepositoryRoot(path)
     if not root.scan():

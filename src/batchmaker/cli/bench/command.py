@@ -25,8 +25,9 @@ def bench(
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Text lines (lstm, gru), source then target (seq2seq, give it twice), trees (treelstm), words with "
-            "tags, lattices. Default: seeded sentences of Europarl's lengths, seeded trees and lattices."
+            help="Text lines (lstm, gru), source then target (seq2seq, give it twice), trees (treelstm), CoNLL-U "
+            "(treelstm-childsum), words with tags, lattices. Default: seeded sentences of Europarl's lengths, seeded "
+            "trees and lattices."
         ),
     ] = None,
     policy: Annotated[

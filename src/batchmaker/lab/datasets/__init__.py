@@ -1,6 +1,7 @@
 """Readers of real data sets and seeded generators, in NumPy alone."""
 
 from batchmaker.lab.datasets.arrivals import mmpp_arrivals, poisson_arrivals, trace_arrivals, with_season
+from batchmaker.lab.datasets.dependencies import DependencyTree, read_conllu
 from batchmaker.lab.datasets.generators import (
     EUROPARL_MAX_LENGTH,
     EUROPARL_MEAN_LENGTH,
@@ -10,6 +11,7 @@ from batchmaker.lab.datasets.generators import (
     fixed_lengths,
     lazybatching_lengths,
     random_binary_tree,
+    random_dependencies,
     random_lattices,
     random_sentences,
     random_tagged_sentences,
@@ -41,6 +43,7 @@ __all__ = [
     "RESERVED_WORDS",
     "UNK_ID",
     "AlignedText",
+    "DependencyTree",
     "Lattice",
     "Seed",
     "SentencePair",
@@ -58,6 +61,7 @@ __all__ = [
     "parse_tree",
     "poisson_arrivals",
     "random_binary_tree",
+    "random_dependencies",
     "random_images",
     "random_lattices",
     "random_sentences",
@@ -66,6 +70,7 @@ __all__ = [
     "random_trees",
     "read_aligned",
     "read_columns",
+    "read_conllu",
     "read_lattices",
     "read_lines",
     "read_numbered_characters",

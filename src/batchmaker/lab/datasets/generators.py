@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from batchmaker.errors import OptionError, unknown_name
+from batchmaker.lab.datasets.dependencies import DependencyTree
 from batchmaker.lab.datasets.lattices import Lattice
 from batchmaker.lab.datasets.tags import TaggedSentence
 from batchmaker.lab.datasets.trees import Tree
@@ -143,6 +144,24 @@ def random_trees(
     return [random_binary_tree(size, generator, vocabulary) for size in sizes.tolist()]
 
 
+def random_dependencies(
+    n: int, seed: Seed, min_words: int = 5, max_words: int = 30, vocabulary: int | Sequence[str] = 1000
+) -> list[DependencyTree]:
+    """Return n random recursive trees with uniform numbers of words from min_words to max_words.
+
+    Each word but the root has as its head one drawn uniformly of those before it, in a random order of the words.
+    Words as in `random_binary_tree`.
+    """
+    _at_least("max_words", max_words, _at_least("min_words", min_words, 1))
+    generator, found = _generator(seed), list[DependencyTree]()
+    for size in generator.integers(min_words, max_words, size=_at_least("n", n, 0), endpoint=True).tolist():
+        order = generator.permutation(size)
+        heads = np.zeros(size, np.int64)
+        heads[order[1:]] = order[(generator.random(size - 1) * np.arange(1, size)).astype(np.int64)] + 1
+        found.append(DependencyTree(_words(size, generator, vocabulary), heads))
+    return found
+
+
 def complete_tree(num_leaves: int = 16, seed: Seed = 0, vocabulary: int | Sequence[str] = 1000) -> Tree:
     """Return the complete tree with this number of leaves, a power of two; internal nodes level by level.
 
@@ -208,11 +227,14 @@ def random_tagged_sentences(
 def _dressed(children: NDArray[np.int32], generator: np.random.Generator, vocabulary: int | Sequence[str]) -> Tree:
     """Return the tree of this form with drawn words and labels."""
     num_leaves = len(children) + 1
+    words = _words(num_leaves, generator, vocabulary)
+    return Tree(words, children, generator.integers(0, _NUM_LABELS, size=2 * num_leaves - 1))
+
+
+def _words(count: int, generator: np.random.Generator, vocabulary: int | Sequence[str]) -> tuple[str, ...]:
     num_words = vocabulary if isinstance(vocabulary, int) else len(vocabulary)
-    drawn = generator.integers(0, _at_least("vocabulary", num_words, 1), size=num_leaves).tolist()
-    words = [f"w{i}" for i in drawn] if isinstance(vocabulary, int) else [vocabulary[i] for i in drawn]
-    labels = generator.integers(0, _NUM_LABELS, size=2 * num_leaves - 1)
-    return Tree(tuple(words), children, labels)
+    drawn = generator.integers(0, _at_least("vocabulary", num_words, 1), size=count).tolist()
+    return tuple([f"w{i}" for i in drawn] if isinstance(vocabulary, int) else [vocabulary[i] for i in drawn])
 
 
 def _generator(seed: Seed) -> np.random.Generator:

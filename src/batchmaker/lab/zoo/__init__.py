@@ -30,6 +30,7 @@ _NETWORKS: Final = {
     "lstm": _network("recurrent", "LstmModel"),
     "gru": _network("recurrent", "GruModel"),
     "seq2seq": _network("seq2seq", "Seq2SeqModel"),
+    "seq2seq-attention": _network("beam", "AttentionSeq2SeqModel"),
     # ED-Batch's code has a layer between a word's embedding and its LSTM. For inference it is another table of
     # embeddings.
     "lstm-nmt": _network("seq2seq", "Seq2SeqModel", vocabulary_size=17_191, hidden=256),
@@ -37,6 +38,7 @@ _NETWORKS: Final = {
     "bilstm-tagger-char": _network("tagger", "BiLstmTaggerModel", characters=True),
     "treelstm": _network("treelstm", "TreeLstmModel"),
     "treelstm-2type": _network("treelstm", "TreeLstm2TypeModel"),
+    "treelstm-childsum": _network("childsum", "ChildSumModel"),
     "treegru": _network("treegru", "TreeGruModel"),
     "mvrnn": _network("mvrnn", "MvRnnModel"),
     "latticelstm": _network("lattice", "LatticeLstmModel"),
@@ -89,7 +91,9 @@ def make(name: str, **options: Any) -> Model:
     for option in options:
         if option not in known:
             raise unknown_name(f"option of model {name!r}", option, known)
-    return MODELS[name](**options)
+    model = MODELS[name](**options)
+    model.config = {**_NETWORKS[name].options, **options} if name in _NETWORKS else options
+    return model
 
 
 __all__ = ["MODELS", "make", "option_names"]
