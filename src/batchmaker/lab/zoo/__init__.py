@@ -49,6 +49,9 @@ _NETWORKS: Final = {
     "gnmt": _network("gnmt", "GnmtModel"),
     "las": _network("las", "LasModel"),
     "transformer": _network("transformer", "TransformerModel"),
+    "rnnt": _network("rnnt", "RnntModel"),
+    "early-exit": _network("early_exit", "EarlyExitModel"),
+    "experts": _network("experts", "ExpertsModel"),
 }
 
 
