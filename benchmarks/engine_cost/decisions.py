@@ -58,19 +58,18 @@ def exit_by_hand(model: Any, requests: Sequence[Tensor]) -> list[int]:
 def experts_alone(model: Any, x: Tensor) -> Tensor:
     x = x[None]
     for router, experts in zip(model.routers, model.experts, strict=True):
-        chosen, gate = router.module(x)
-        x = experts[int(chosen[0])].module(x, gate)
+        x = experts[int(router.module(x)[0])].module(x)
     return x[0]
 
 
 def experts_by_hand(model: Any, requests: Sequence[Tensor]) -> list[Tensor]:
     x = torch.stack(list(requests))
     for router, experts in zip(model.routers, model.experts, strict=True):
-        (chosen, gate), following = router.module(x), torch.empty_like(x)
+        chosen, following = router.module(x), torch.empty_like(x)
         for number, cell in enumerate(experts):
             mine = chosen == number
             if mine.any():
-                following[mine] = cell.module(x[mine], gate[mine])
+                following[mine] = cell.module(x[mine])
         x = following
     return list(x)
 
@@ -135,7 +134,7 @@ def exits(settings: Settings) -> Iterator[Row]:
 def experts(settings: Settings) -> Iterator[Row]:
     """Three layers of four experts of 256, one for each request: over one by one, and over batches by hand."""
     requests = list(torch.randn(settings.of(500, 60), WIDTH, generator=torch.Generator().manual_seed(1)))
-    model = zoo.make("experts", width=WIDTH, max_batch=MOST)
+    model = zoo.make("experts", width=WIDTH, gated=False, max_batch=MOST)
     yield from _lines(settings, "experts", model, experts_alone, experts_by_hand, requests, 5.0)
 
 

@@ -26,7 +26,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "early-exit": ("early-exit", {"width": WIDTH, "layers": 4}),
     "early-exit-scores": ("early-exit", {"width": WIDTH, "inner": 7, "classes": 5, "output": "scores"}),
     "experts": ("experts", {"width": WIDTH}),
-    "experts-many": ("experts", {"width": WIDTH, "inner": 7, "layers": 2, "experts": 9}),
+    "experts-many": ("experts", {"width": WIDTH, "inner": 7, "layers": 2, "experts": 9, "gated": False}),
 }
 TRANSDUCERS = ("rnnt", "rnnt-deep")
 POLICIES = ("auto", "cellular", "padded", "serial")

@@ -13,54 +13,59 @@ from torch import Tensor, nn
 from batchmaker.compile.declaration import Declared
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.lab.zoo.padding import NetworkModel
-from batchmaker.lab.zoo.parts import DTYPES, check_positive, checked_vector, frozen, seeded
+from batchmaker.lab.zoo.parts import DTYPES, check_positive, checked_vector, frozen, parts_of, seeded
 from batchmaker.model.cell import Cell
 from batchmaker.model.decisions import switch
 
 
 @final
 class TokenRouter(nn.Module):
-    """forward(x [n, width]) -> (number of the likeliest expert, int64 [n], and its probability [n])."""
+    """forward(x [n, width]) -> number of the likeliest expert, int64 [n]; if `gated` also its probability [n]."""
 
-    def __init__(self, width: int, experts: int) -> None:
+    def __init__(self, width: int, experts: int, *, gated: bool) -> None:
         super().__init__()
-        self.choose = nn.Linear(width, experts)
+        self.choose, self.gated = nn.Linear(width, experts), gated
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        gate, expert = self.choose(x).softmax(-1).max(-1)
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        scores: Tensor = self.choose(x)
+        if not self.gated:
+            return scores.argmax(-1)
+        gate, expert = scores.softmax(-1).max(-1)
         return expert, gate
 
 
 @final
 class Expert(nn.Module):
-    """forward(x [n, width], gate [n]) -> x + gate W2 gelu(W1 x)."""
+    """forward(x [n, width], gate [n]) -> x + gate W2 gelu(W1 x); without a gate it is 1."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
 
-    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        result: Tensor = x + gate[:, None] * self.down(F.gelu(self.up(x)))
-        return result
+    def forward(self, x: Tensor, *gate: Tensor) -> Tensor:
+        found: Tensor = self.down(F.gelu(self.up(x)))
+        return x + (gate[0][:, None] * found if gate else found)
 
 
 @final
 class ExpertLayer(nn.Module):
     """A router and its experts."""
 
-    def __init__(self, width: int, inner: int, experts: int) -> None:
+    def __init__(self, width: int, inner: int, experts: int, *, gated: bool) -> None:
         super().__init__()
-        self.router = TokenRouter(width, experts)
+        self.router = TokenRouter(width, experts, gated=gated)
         self.experts = nn.ModuleList(Expert(width, inner) for _ in range(experts))
 
 
 @final
 class ExpertsModel(NetworkModel):
-    """Layers of routed experts: in each a vector goes to the likeliest expert, weighted by its probability.
+    """Layers of routed experts: in each a vector goes to the likeliest of them.
 
     A request is a vector [width] of floats, and so is the result. Each router and each expert of each layer is a cell;
     experts that nobody chose do not run. There is no limit to how many requests an expert takes (Switch Transformer,
-    section 2.2, has one). inner: width inside an expert, 4 times `width` if None. Other options as for LstmModel.
+    section 2.2, has one). inner: width inside an expert, 4 times `width` if None. gated: what an expert adds is
+    weighted by its probability, as in Switch Transformer; else by 1, the softmax over the one that is kept (Shazeer et
+    al., equation 3). Other options as for LstmModel.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class ExpertsModel(NetworkModel):
         inner: int | None = None,
         experts: int = 4,
         layers: int = 3,
+        gated: bool = True,
         dtype: str = "float32",
         max_batch: int = 256,
         seed: int = 0,
@@ -76,12 +82,12 @@ class ExpertsModel(NetworkModel):
         inner = 4 * width if inner is None else inner
         check_positive(width=width, inner=inner, experts=experts, layers=layers)
         with seeded(seed):
-            network = nn.ModuleList(ExpertLayer(width, inner, experts) for _ in range(layers))
+            network = nn.ModuleList(ExpertLayer(width, inner, experts, gated=gated) for _ in range(layers))
         frozen(network, dtype)
         self._network = network
         made: list[Any] = list(network)
-        x, gate = ValueSpec((width,), dtype), ValueSpec((), dtype)
-        routing, computing = Declared((x,), (ValueSpec((), "int64"), gate)), Declared((x, gate), (x,))
+        x, gate = ValueSpec((width,), dtype), (ValueSpec((), dtype),) * gated
+        routing, computing = Declared((x,), (ValueSpec((), "int64"), *gate)), Declared((x, *gate), (x,))
         self.routers = [Cell(layer.router, max_batch=max_batch, declared=routing) for layer in made]
         self.experts = [
             [Cell(expert, max_batch=max_batch, declared=computing) for expert in layer.experts] for layer in made
@@ -93,8 +99,8 @@ class ExpertsModel(NetworkModel):
         """Return the vector [width] that the layers make of a vector [width]."""
         x = checked_vector(request, self.width, "the request")
         for router, experts in zip(self.routers, self.experts, strict=True):
-            number, gate = router(x)
-            x = switch(number, [_branch(expert, x, gate) for expert in experts])
+            number, *gate = parts_of(router(x))
+            x = switch(number, [_branch(expert, x, *gate) for expert in experts])
         return x
 
     def length(self, request: Any) -> int:
@@ -108,15 +114,15 @@ class ExpertsModel(NetworkModel):
         x = torch.from_numpy(np.stack(vectors)).to(DTYPES[self.dtype])
         with torch.no_grad():
             for layer in self._need_network():
-                chosen, gate = layer.router(x)
+                chosen, *gate = parts_of(layer.router(x))
                 following = torch.empty_like(x)
                 for number, expert in enumerate(layer.experts):
                     which = (chosen == number).nonzero()[:, 0]
                     if len(which):
-                        following[which] = expert(x[which], gate[which])
+                        following[which] = expert(x[which], *(part[which] for part in gate))
                 x = following
         return [row.clone() for row in x]
 
 
-def _branch(cell: Cell, x: Any, gate: Any) -> Callable[[], Any]:
-    return lambda: cell(x, gate)
+def _branch(cell: Cell, *given: Any) -> Callable[[], Any]:
+    return lambda: cell(*given)
