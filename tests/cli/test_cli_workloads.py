@@ -13,6 +13,7 @@ from batchmaker.errors import OptionError
 from batchmaker.lab import zoo
 
 SHAPES = {"resnet50": (3, 224, 224), "vgg16": (3, 224, 224), "mobilenet": (3, 224, 224)}
+PITCHES = {"deepspeech2": 161, "las": 40, "rnnt": 80}
 
 
 def test_prompts_are_seeded_and_continued_by_some_tokens():
@@ -24,7 +25,7 @@ def test_prompts_are_seeded_and_continued_by_some_tokens():
         make_workload("mamba", data=["a.txt"])
 
 
-@pytest.mark.parametrize("model", ["gnmt", "transformer", "bert", "deepspeech2", "las", *SHAPES])
+@pytest.mark.parametrize("model", ["gnmt", "transformer", "bert", "early-exit", "experts", *PITCHES, *SHAPES])
 def test_requests_are_seeded_and_fit_the_network(model):
     first, same = (make_workload(model, count=5, seed=3) for _ in range(2))
     assert len(first) == len(first.cells) == 5
@@ -41,8 +42,11 @@ def test_requests_are_seeded_and_fit_the_network(model):
     elif model == "bert":
         assert max(map(len, sources)) <= 128
         assert first.chains.tolist() == [[1]] * 5
+    elif model in ("early-exit", "experts"):
+        assert {source.shape for source in sources} == {(256,)}
+        assert first.chains.tolist() == [[1]] * 5
     else:
-        assert {source.shape[1] for source in sources} == {161 if model == "deepspeech2" else 40}
+        assert {source.shape[1] for source in sources} == {PITCHES[model]}
         assert first.chains[:, 0].tolist() == [len(source) for source in sources]
     if model == "las":
         assert max(map(len, sources)) <= 1600
@@ -54,8 +58,11 @@ def test_lengths_and_files_are_for_those_that_have_them(text_file):
     assert make_workload("transformer", lengths="fixed:7", count=2).chains[:, 0].tolist() == [7, 7]
     with pytest.raises(OptionError, match="images are all alike"):
         make_workload("vgg16", lengths="fixed:3")
-    with pytest.raises(OptionError, match="generated requests only"):
-        make_workload("las", data=[text_file])
+    with pytest.raises(OptionError, match="vectors are all alike"):
+        make_workload("experts", lengths="fixed:3")
+    for model in ("las", "rnnt", "early-exit"):
+        with pytest.raises(OptionError, match="generated requests only"):
+            make_workload(model, data=[text_file])
     assert make_workload("gnmt", data=[text_file, text_file]).chains.shape == (4, 2)
 
 

@@ -41,8 +41,10 @@ DEFAULT_COUNT: Final = 4096
 IMAGES: Final = 64
 UTTERANCES: Final = 128
 VISION: Final = ("resnet50", "vgg16", "mobilenet")
-SPEECH: Final = {"deepspeech2": 161, "las": 40}
+SPEECH: Final = {"deepspeech2": 161, "las": 40, "rnnt": 80}
 """Pitches of the spectrograms."""
+VECTORS: Final = {"early-exit": 256, "experts": 256}
+"""Widths of vectors that are requests."""
 ATTENTION: Final = ("gnmt", "transformer")
 """Translators with a fixed number of positions."""
 LANGUAGE: Final = ("rwkv", "mamba")
@@ -95,7 +97,7 @@ def make_workload(
     """
     if data and lengths:
         raise OptionError("--lengths is for generated sentences; leave it out with --data")
-    if data and model in (*VISION, *SPEECH, *LANGUAGE):
+    if data and model in (*VISION, *SPEECH, *VECTORS, *LANGUAGE):
         raise OptionError(f"{model} has generated requests only; leave --data out")
     if model == "treelstm":
         whole = _trees(data, count, seed)
@@ -111,6 +113,8 @@ def make_workload(
         whole = _images(lengths, count, seed)
     elif model in SPEECH:
         whole = _utterances(model, lengths, count, seed)
+    elif model in VECTORS:
+        whole = _vectors(VECTORS[model], lengths, count, seed)
     elif model == "bert":
         whole = _texts(data, lengths, count, seed)
     else:
@@ -176,6 +180,14 @@ def _images(lengths: str | None, count: int | None, seed: int) -> Workload:
         raise OptionError("--lengths is for sentences and utterances; images are all alike")
     images = random_images(min(count or IMAGES, IMAGES), seed)
     return Workload(images, _ones(len(images)), None, "generated images")
+
+
+def _vectors(width: int, lengths: str | None, count: int | None, seed: int) -> Workload:
+    """Return vectors of normal noise. How many cells each takes is decided while it runs; each counts as one."""
+    if lengths:
+        raise OptionError("--lengths is for sentences and utterances; vectors are all alike")
+    vectors = list(random_spectrograms([count or DEFAULT_COUNT], width, seed)[0])
+    return Workload(vectors, _ones(len(vectors)), None, "generated vectors")
 
 
 def _utterances(model: str, lengths: str | None, count: int | None, seed: int) -> Workload:

@@ -53,6 +53,9 @@ _NETWORKS: Final = {
     "transformer": _network("transformer", "TransformerModel"),
     "rwkv": _network("rwkv", "RwkvModel"),
     "mamba": _network("mamba", "MambaModel"),
+    "rnnt": _network("rnnt", "RnntModel"),
+    "early-exit": _network("early_exit", "EarlyExitModel"),
+    "experts": _network("experts", "ExpertsModel"),
 }
 
 

@@ -99,6 +99,23 @@ def checked_frames(frames: Any, width: int, what: str) -> NDArray[np.float32]:
     return array.astype(np.float32, copy=False)
 
 
+def checked_vector(vector: Any, width: int, what: str) -> NDArray[np.float32]:
+    """Return a vector as an array [width]. InvalidRequestError unless it has this form."""
+    if holds_stand_ins(vector):
+        (row,) = standing_frames([vector], width)
+        found: NDArray[np.float32] = row
+        return found
+    try:
+        array = np.asarray(vector)
+    except ValueError as error:  # rows of different lengths
+        raise InvalidRequestError(f"{what} must be a vector [{width}] of floats ({error})") from None
+    if array.shape != (width,) or array.dtype.kind != "f":
+        raise RequestShapeError(
+            f"{what} must be a vector [{width}] of floats, got {array.dtype} of shape {array.shape}"
+        )
+    return array.astype(np.float32, copy=False)
+
+
 def parts_of(state: Any) -> tuple[Any, ...]:
     """Return the outputs of a cell or module as a tuple, also if it is one value."""
     return state if isinstance(state, tuple) else (state,)
