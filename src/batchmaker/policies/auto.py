@@ -10,8 +10,8 @@ even alone stands behind those of its priority who can. What runs: of several mo
 requests for its time; of its types a full batch, of several the one furthest on (with the smallest ready share of its
 frontier), or else the type with the largest ready share. Before these goes a call that is all that some requests
 lack, once they have waited for it, in sum, as long as it makes all others wait, or if one of them would be late after
-another task. Where all requests of the only model decide by values, nothing is known beyond what is ready: all begin, and
-a full batch runs, or else the type of which a node has been ready longest.
+another task. Where all requests of the only model decide by values, nothing is known beyond what is ready: all begin,
+and a full batch runs, or else the type of which a node has been ready longest.
 """
 
 from __future__ import annotations
