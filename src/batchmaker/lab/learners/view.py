@@ -71,6 +71,9 @@ class ClosedView:
     def num_running(self, type_id: TypeId) -> int:
         return 0
 
+    def ready_since(self, type_id: TypeId) -> NoReturn:
+        raise OptionError(f"policy {self.policy.name!r} asks who waits, and in a closed mini-batch nobody does")
+
     def waiting(self, limit: int) -> NDArray[np.int64]:
         return np.empty(0, np.int64)
 
