@@ -144,6 +144,9 @@ def test_shards_are_read_by_their_index(sized: Path) -> None:
         index.write_text(json.dumps({"weight_map": {"up.weight": file}}))
         with pytest.raises(SavedModelError, match=r"is refused: it must be a plain name"):
             bm.load(sized, models.Sized)
+    index.write_text(json.dumps({"weight_map": {**places, "up.scale": "model-9.safetensors"}}))
+    with pytest.raises(SavedModelError, match=r"model-9\.safetensors: there is no such file"):
+        bm.load(sized, models.Sized)
     index.write_text("[]")
     with pytest.raises(SavedModelError, match=r"expected an object"):
         bm.load(sized, models.Sized)
@@ -208,6 +211,7 @@ def test_pickles_are_never_read(sized: Path, tmp_path: Path) -> None:
         ('{"batchmaker": {"class": "saved_models:Sized"}}', "lacks hidden_size"),
         ('{"batchmaker": {"class": "saved_models:Sized"}, "hidden_size": "a"}', "Sized raised TypeError"),
         ('{"batchmaker": {"class": "saved_models:Sized"}, "hidden_size": 3, "size": 1}', "does not take: size"),
+        ('{"batchmaker": {"class": "saved_models:Sized", "deadline_ms": "a"}, "hidden_size": 3}', "deadline_ms is 'a'"),
     ],
 )
 def test_a_wrong_config_says_what_is_wrong(sized: Path, config: str, message: str) -> None:

@@ -145,8 +145,14 @@ def load_weights_folder(folder: Path, make: Make | None, class_of: Callable[[str
     if model.config is None:
         model.config = options
     if own is not None and "deadline_ms" in own:
-        model.deadline_ms = own["deadline_ms"]
+        model.deadline_ms = _deadline(own["deadline_ms"], where)
     return model
+
+
+def _deadline(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise SavedModelError(f"{where}: deadline_ms is {value!r}, expected a number above 0")
+    return float(value)
 
 
 def _of_another_library(config: Mapping[str, Any], weights: Mapping[str, Tensor], where: str) -> Model:
@@ -258,6 +264,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():  # a pipe would never end
+        raise SavedModelError(f"{path}: there is no such file: {_ADVICE}")
     try:
         return dict(safetensors.torch.load_file(os.fspath(path)))
     except Exception as error:  # besides SafetensorError a bad header can raise nearly anything

@@ -42,7 +42,7 @@ def test_a_line_that_is_none_is_named(write, text, message):
         ([0, 0], r"words \[1, 2\] have head 0, expected one root"),
         ([0, 3], "the head of word 2 is 3, expected 0 to 2"),
         ([0, 3, 2], "heads of word 2 lead into a cycle"),
-        ([], "expected int64 as many as words"),
+        ([], "expected int64, as many as words"),
     ],
 )
 def test_heads_that_make_no_tree_are_refused(heads, message):
