@@ -84,13 +84,16 @@ def test_a_stream_has_whole_characters_an_end_for_each_text_and_usage_if_asked(s
     assert "".join(e["choices"][0]["text"] for e in without if e["choices"][0]["index"] == 0) == "zu "
 
 
-def test_who_goes_away_gives_up_all_texts_of_the_call(server):
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_goes_away_gives_up_all_texts_of_the_call(server, stream):
     server.wait_idle()
     cancelled = server.metric("nv_inference_request_failure", reason="CANCELED")
     connection = server.connect()
-    body = {"model": "parrot", "prompt": "abc", "n": 3, "max_tokens": 90_000, "temperature": 0, "stream": True}
+    body = {"model": "parrot", "prompt": "abc", "n": 3, "max_tokens": 90_000, "temperature": 0, "stream": stream}
     connection.sendall(request_bytes(PATH, body))
-    assert b"200 OK" in read_head(connection)
+    if stream:
+        assert b"200 OK" in read_head(connection)
+    server.wait_for(lambda: server.metric("nv_inference_pending_request_count") == 3)
     connection.close()
     server.wait_idle()
     assert server.metric("nv_inference_request_failure", reason="CANCELED") == cancelled + 3

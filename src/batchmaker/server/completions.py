@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from batchmaker.server.messages import InferRequest
 from batchmaker.server.signature import Signature
 from batchmaker.server.tensors import Tensor, kind_of
 
+_LOG = logging.getLogger("batchmaker.server")
 MAX_CHOICES: Final = 128
 """Most texts in one answer: prompts times `n`."""
 MAX_TOKENS: Final = 16
@@ -172,6 +174,7 @@ def _encoded(text: str, completions: Completions) -> list[int]:
     try:
         return [int(token) for token in completions.encode(text)]
     except Exception as error:
+        _LOG.warning("encode raised", extra={"error": said_by(error)})
         raise invalid("the model cannot make tokens of this prompt") from error
 
 
@@ -184,9 +187,8 @@ def decoded(tokens: Sequence[int], completions: Completions) -> str:
         said = f"returned {type(text).__name__}"
     except Exception as error:
         said = f"raised {said_by(error)}"
-    raise ServiceError(FaultKind.INTERNAL, "the model could not make a text of its tokens") from ValueError(
-        f"decode {said}"
-    )
+    _LOG.warning("decode gave no text", extra={"error": said})
+    raise ServiceError(FaultKind.INTERNAL, "the model could not make a text of its tokens")
 
 
 def _options(ask: Ask, inputs: set[str]) -> list[tuple[str, str, NDArray[Any]]]:
