@@ -147,7 +147,7 @@ class Transducer(bm.Model):
     """
 
     example_request = torch.zeros(4, BANDS)
-    example_chunks = (torch.zeros(4, BANDS), torch.zeros(4, BANDS))
+    example_chunks = (torch.zeros(16, BANDS), torch.zeros(16, BANDS), torch.zeros(16, BANDS))
 
     def __init__(self, network: Network) -> None:
         self.encoder = bm.recurrent(network.encoder, max_batch=128)
@@ -332,6 +332,12 @@ def take(heard: Heard, due_s: float, stream: int, answer: Any, done: list[float]
         print(f"  stream {stream}: {letters(heard.symbols[stream])}")
 
 
+def filled(one: Utterance, chunk: int) -> Utterance:
+    """Return the utterance with silence at its end, up to a whole number of chunks."""
+    silence = np.zeros((-len(one.frames) % chunk, BANDS), np.float32)
+    return Utterance(np.concatenate([one.frames, silence]), one.symbols, one.heard_at)
+
+
 def letters(symbols: Sequence[int]) -> str:
     return "".join(chr(ord("a") + symbol - 1) for symbol in symbols)
 
@@ -351,13 +357,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     network = trained(given.steps, given.hidden)
     draw = np.random.default_rng(1)  # other utterances than in training
-    said = [Voice().say(draw, given.symbols, given.noise) for _ in range(given.streams)]
-    begin_s = time.perf_counter()
+    said = [filled(Voice().say(draw, given.symbols, given.noise), given.chunk) for _ in range(given.streams)]
+    begin_s = time.process_time()
     alone = [one_by_one(network, one.frames) for one in said]
-    alone_s = time.perf_counter() - begin_s
+    alone_s = time.process_time() - begin_s
     sound_s = FRAME_S * sum(len(one.frames) for one in said)
     with bm.Engine(Transducer(network), threads=1) as engine:
+        begin_s = time.process_time()
         heard = serve(engine, said, chunk=given.chunk, speed=given.speed, show=given.show)
+        live_s = time.process_time() - begin_s
 
     p50, p99 = np.percentile(heard.latency_ms, (50, 99)).tolist()
     same = sum(one == other for one, other in zip(heard.symbols, alone, strict=True))
@@ -365,7 +373,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"from a chunk's last frame to its symbols: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
     print(f"symbol error rate: live {error_rate(heard.symbols, said):.2%}, one by one {error_rate(alone, said):.2%}")
     print(f"{same} of {given.streams} streams have the symbols that one by one has")
-    print(f"one by one, whole utterances in PyTorch: {sound_s / alone_s:.0f} seconds of sound a second")
+    print(f"seconds of sound for a second of processor: live {sound_s / live_s:.0f},", end=" ")
+    print(f"one by one in PyTorch, whole utterances, {sound_s / alone_s:.0f}")
 
 
 if __name__ == "__main__":

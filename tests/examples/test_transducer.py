@@ -66,12 +66,14 @@ def test_the_script_prints_hypotheses_and_what_counts(example, talkative, capsys
     printed = capsys.readouterr().out
     shown = re.findall(r"stream 0: ([a-t]+)$", printed, re.MULTILINE)
     assert all(after.startswith(before) for before, after in itertools.pairwise(shown))
-    first = example.Voice().say(np.random.default_rng(1), 4, 0.5)
+    first = example.filled(example.Voice().say(np.random.default_rng(1), 4, 0.5), 16)
+    assert len(first.frames) % 16 == 0
     assert shown[-1] == example.letters(example.one_by_one(talkative, first.frames))
     assert re.search(r"4 streams at once, \d+ chunks of 160 ms", printed)
     assert re.search(r"p50 [\d.]+ ms, p99 [\d.]+ ms", printed)
     live, alone = re.search(r"symbol error rate: live ([\d.]+)%, one by one ([\d.]+)%", printed).groups()
     assert live == alone
+    assert re.search(r"second of processor: live \d+, one by one in PyTorch, whole utterances, \d+", printed)
     assert "4 of 4 streams have the symbols that one by one has" in printed
 
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import batchmaker as bm
-from batchmaker.errors import InvalidRequestError, OptionError
+from batchmaker.errors import InvalidRequestError, ModelError, OptionError
 from batchmaker.lab import zoo
+from batchmaker.lab.zoo.blueprint import blueprint
 from batchmaker.lab.zoo.reference import reference
 from batchmaker.lab.zoo.rnnt import BLANK
 
@@ -301,6 +302,12 @@ def test_full_size_unfolds_without_memory_for_its_weights(name):
         unfolding.start()
     assert unfolding.decided is not None
     assert all(weight.is_meta for weight in model._network.parameters())
+
+
+@pytest.mark.parametrize("name", ["rnnt", "early-exit", "experts"])
+def test_a_simulation_which_has_no_values_refuses_it(name):
+    with pytest.raises(ModelError, match="decides by values"):
+        blueprint(name, lambda: zoo.make(name))
 
 
 @pytest.mark.slow
