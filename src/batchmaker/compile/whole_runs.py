@@ -20,7 +20,7 @@ from batchmaker.compile.export import flat_outputs
 from batchmaker.compile.memories import room_for
 from batchmaker.compile.rounding import distance, is_apart, is_rounding, largest, tolerance
 from batchmaker.compile.row_trial import Batch, TrialRows
-from batchmaker.errors import RAISED_BY_USERS, ModelError, said_by
+from batchmaker.errors import RAISED_BY_USERS, ModelError, ShapeError, said_by
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.whole_runs import CROWDS
 from batchmaker.kernels.cpu.choice import example_task, least_s
@@ -77,7 +77,9 @@ class WholeRun(nn.Module):
 
 
 def prove_same(step: nn.Module, whole: WholeRun, inputs: Sequence[ValueSpec], trial: TrialRows, name: str) -> None:
-    """ModelError unless a cell's whole form gives what the last step of a run gives, for runs of several lengths.
+    """Raise unless a cell's whole form gives what the last step of a run gives, for runs of several lengths.
+
+    ModelError for other numbers, ShapeError for other rows.
 
     step: the cell's module. inputs: its inputs; the first are given at each step, as many as the whole form has
     columns. trial: real rows of them. name: of the cell, for messages.
@@ -119,6 +121,7 @@ class _SameTrial:
             batches += [places[: sizes[-1]], places[: -sizes[-1] - 1 : -1]]
         for batch in batches:
             made = self._made([runs[place] for place in batch])
+            self._check_rows(made, wanted[0], len(batch))
             for at, place in enumerate(batch):
                 for output, (mine, others) in enumerate(zip(made, wanted[place], strict=True)):
                     row = mine[at : at + 1]
@@ -128,6 +131,20 @@ class _SameTrial:
                     if not is_rounding(distance(row, others), again, output):
                         return self._error(row, others, output, self._lengths[place], len(batch))
         return None
+
+    def _check_rows(self, made: Batch, wanted: Batch, count: int) -> None:
+        """ShapeError unless the whole form returns rows as a step does, one for each run."""
+        rows = [(tuple(part.shape[1:]), part.dtype) for part in wanted]
+        if [(tuple(part.shape[1:]), part.dtype) for part in made] == rows and {len(part) for part in made} == {count}:
+            return
+        one, other = (
+            ", ".join([f"{str(part.dtype).removeprefix('torch.')}{list(part.shape)}" for part in parts])
+            for parts in ([part.expand(count, *part.shape[1:]) for part in wanted], made)
+        )
+        raise ShapeError(
+            f"{self._where}: a step of {count} rows returns ({one}), whole= returns ({other}) for as many runs; it "
+            "returns all outputs as the last step of each run returns them"
+        )
 
     def _error(self, made: Tensor, wanted: Tensor, output: int, length: int, batch: int) -> ModelError:
         apart = distance(made, wanted)
@@ -214,7 +231,11 @@ class _SameTrial:
             if isinstance(error, ModelError):
                 raise
             lengths = ", ".join(map(str, (number + 1).tolist()))
-            raise ModelError(f"{self._where}: whole= raised {said_by(error)} for runs of {lengths} steps") from error
+            raise ModelError(
+                f"{self._where}: whole= raised {said_by(error)} for runs of {lengths} steps. Its arguments are "
+                f"{self._columns} of rows [batch, room, ...], the number of steps [batch], and {self._num_state} of "
+                "the state [batch, ...]"
+            ) from error
 
 
 # --- which is faster ------------------------------------------------------------------------------------------------

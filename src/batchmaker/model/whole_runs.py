@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from batchmaker.compile.export import example_rows, flat_module
+from batchmaker.compile.row_trial import RowsError
 from batchmaker.compile.whole_runs import WholeLengths, WholeRun, measured, prove_same, said_of
-from batchmaker.errors import ModelError, ShapeError
+from batchmaker.errors import ModelError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues
 from batchmaker.graph.whole_runs import CROWDS, WholeForm
@@ -63,12 +64,19 @@ class WholeRuns:
         steps, state = inputs[:columns], inputs[columns:]
         given = (*given, *[None] * (len(inputs) - len(given)))
         twin = whole_run(cell, columns)
-        whole = registry.learn(twin, (*steps, *steps, *state), (*given[:columns], *given), prefix)
-        _check_outputs(known, whole)
         module = flat_module(twin.module)
         assert isinstance(module, WholeRun)
         trial = registry.trial_rows(given, inputs, cell)
-        prove_same(flat_module(cell.module_for(inputs)), module, inputs, trial, known.name)
+        name = prefix + (cell.name or known.name)
+        prove_same(flat_module(cell.module_for(inputs)), module, inputs, trial, name)
+        try:
+            whole = registry.learn(twin, (*steps, *steps, *state), (*given[:columns], *given), prefix)
+        except RowsError as error:
+            raise RowsError(
+                f"cell {name!r}: what whole= returns depends on rows after the number of a run's steps, or on the "
+                "other runs of a batch. Only the first `number` rows of each are its own: leave the others out, as in "
+                "torch.where(step < number[:, None], new, old)"
+            ) from error
         copies = copying(steps)
         copy = registry.known(copies) or registry.learn(copies, steps, given[:columns], prefix)
         self._types.add(whole.type_id)
@@ -83,17 +91,6 @@ class WholeRuns:
 
     def _note(self, known: CellType, said: str) -> None:
         self._notes.setdefault(known.type_id, {})[said] = None
-
-
-def _check_outputs(known: CellType, whole: CellType) -> None:
-    """ShapeError unless the whole form returns what a step returns."""
-    if [spec.row_signature for spec in whole.outputs] == [spec.row_signature for spec in known.outputs]:
-        return
-    wanted, made = ("(" + ", ".join(map(str, cell.outputs)) + ")" for cell in (known, whole))
-    raise ShapeError(
-        f"cell {known.name!r}: a step returns rows of {wanted}, whole= {made}; it returns all outputs as the last step "
-        "of the run returns them"
-    )
 
 
 def _zero(spec: ValueSpec) -> HostValues:
