@@ -242,7 +242,7 @@ def test_a_model_type_that_is_known_has_a_loader(sized: Path, monkeypatch: pytes
     with pytest.raises(SavedModelError, match=r"model_type 'other': ModelError: no weights of this network"):
         bm.load(sized)
     (sized / "config.json").write_text('{"model_type": "unknown"}')
-    with pytest.raises(SavedModelError, match=r"no network here for model_type 'unknown'; known: other"):
+    with pytest.raises(SavedModelError, match=r"no network here for model_type 'unknown'; known: mamba, other, rwkv"):
         bm.load(sized)
 
 

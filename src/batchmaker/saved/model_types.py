@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +14,10 @@ from batchmaker.model.model import Model
 Loader = Callable[[Mapping[str, Any], Mapping[str, Tensor]], Model]
 """Takes config.json, and the weights by name; returns the model. Raises ModelError if they are of another network."""
 
-LOADERS: dict[str, str] = {}
+LOADERS: dict[str, str] = {
+    "mamba": "batchmaker.lab.zoo.mamba:MambaModel.of_weights",
+    "rwkv": "batchmaker.lab.zoo.rwkv:RwkvModel.of_weights",
+}
 """Where the loader of each model_type is: "package.module:function", imported at the first use."""
 
 
@@ -23,5 +27,5 @@ def loader_of(model_type: str) -> Loader | None:
     if home is None:
         return None
     module, _, name = home.partition(":")
-    found: Loader = getattr(importlib.import_module(module), name)
+    found: Loader = attrgetter(name)(importlib.import_module(module))
     return found

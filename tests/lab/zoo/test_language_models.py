@@ -224,6 +224,30 @@ def test_a_model_of_transformers_gives_the_same_scores_and_words(name, has_run):
         assert text.tolist() == greedy(theirs, prompt, 12)
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_a_folder_of_transformers_is_loaded_by_its_model_type(name, tmp_path):
+    theirs = of_transformers(name)
+    theirs.save_pretrained(tmp_path)
+    model = bm.load(tmp_path)
+    assert type(model) is OURS[name]
+    expected = OURS[name].of(theirs)._network.state_dict()
+    for weight, own in model._network.state_dict().items():
+        torch.testing.assert_close(own, expected[weight], atol=0, rtol=0)
+    assert model.eos == 2
+
+
+def test_weights_of_another_network_are_refused():
+    config, weights = of_transformers("rwkv").config.to_dict(), of_transformers("mamba").state_dict()
+    with pytest.raises(ModelError, match=r"lack rwkv.blocks.0.attention.key.weight"):
+        RwkvModel.of_weights(config, weights)
+    with pytest.raises(ModelError, match="only silu is known"):
+        MambaModel.of_weights({"hidden_act": "relu"}, weights)
+    weights.popitem()
+    weights.pop("backbone.layers.1.mixer.D")
+    with pytest.raises(ModelError, match=r"blocks.1.D"):
+        MambaModel.of_weights({}, weights)
+
+
 @torch.no_grad()
 def greedy(model: Any, prompt: Tensor, most: int) -> list[int]:
     """What a model of transformers writes, reading all of the text for each token."""

@@ -286,23 +286,57 @@ def _number(given: Mapping[str, Any], name: str, default: float, most: float) ->
     return float(value)
 
 
-def sizes_and_weights(model: Any, body: str, head: str, **names: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return options and weights of a language model of the library transformers, the head's as `lm_head`.
+def config_and_weights(model: Any, body: str, head: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the config and the weights of a model of the library transformers, which has these attributes.
 
-    body, head: its attributes. names: our option -> an attribute of its `config`. ModelError if it is no such model, or
-    has several end tokens.
+    ModelError if it has not.
     """
-    config = getattr(model, "config", None)
-    absent = [name for name in (body, head) if not hasattr(model, name)]
-    absent += [f"config.{name}" for name in names.values() if not hasattr(config, name)]
+    absent = [name for name in (body, head, "config") if not hasattr(model, name)]
     if absent or not isinstance(model, nn.Module):
         raise ModelError(
             f"expected a model of transformers with a {body} and a {head}; got {type(model).__name__}, which has no "
             f"{', '.join(absent) or 'weights'}"
         )
-    sizes = {option: getattr(config, name) for option, name in names.items()}
-    if isinstance(sizes["eos"], list):
-        raise ModelError(f"{type(model).__name__} has the end tokens {sizes['eos']}; set config.eos_token_id to one")
-    weights = {name.removeprefix(f"{body}."): weight for name, weight in model.state_dict().items()}
-    weights["lm_head.weight"] = weights.pop(f"{head}.weight")
-    return sizes, weights
+    return model.config.to_dict(), model.state_dict()
+
+
+@final
+class TheirWeights:
+    """The weights of a language model of the library transformers by the names that networks here have.
+
+    Without the body's prefix; the head's is `lm_head`, and the embeddings' if there is none. ModelError where one is
+    not there.
+    """
+
+    def __init__(self, config: Mapping[str, Any], weights: Mapping[str, Tensor], body: str, head: str) -> None:
+        self.by_name = {name.removeprefix(f"{body}."): weight for name, weight in weights.items()}
+        tied = self.by_name.get("embeddings.weight")
+        self._config, self._body = config, body
+        lm_head = self.by_name.pop(f"{head}.weight", tied)
+        if lm_head is not None:
+            self.by_name["lm_head.weight"] = lm_head
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a weight."""
+        if name not in self.by_name:
+            raise ModelError(f"the weights lack {self._body}.{name}: they are of another network")
+        return tuple(self.by_name[name].shape)
+
+    def sizes(self) -> dict[str, Any]:
+        """Return the options that all have: sizes, epsilon and the end token. The rest of config.json has defaults."""
+        vocabulary_size, hidden = self.shape("embeddings.weight")
+        eos = self._config.get("eos_token_id", 0)
+        if isinstance(eos, list):
+            raise ModelError(f"the model has the end tokens {eos}; set eos_token_id of its config to one")
+        layers = {name.split(".")[1] for name in self.by_name if name.startswith(("blocks.", "layers."))}
+        epsilon = self._config.get("layer_norm_epsilon", 1e-5)
+        return {
+            "vocabulary_size": vocabulary_size, "hidden": hidden, "layers": len(layers), "epsilon": epsilon, "eos": eos
+        }  # fmt: skip
+
+    def copy_into(self, network: nn.Module) -> None:
+        """Give the network these weights."""
+        try:
+            network.load_state_dict(self.by_name)
+        except RuntimeError as error:
+            raise ModelError(f"the weights are of another network: {error}") from error

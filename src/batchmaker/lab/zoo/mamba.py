@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, final
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from batchmaker.errors import ModelError
-from batchmaker.lab.zoo.language import LanguageModel, LanguageNetwork, StatePart, sizes_and_weights
+from batchmaker.lab.zoo.language import LanguageModel, LanguageNetwork, StatePart, TheirWeights, config_and_weights
 from batchmaker.lab.zoo.parts import check_positive, seeded
 
 
@@ -161,18 +161,31 @@ class MambaModel(LanguageModel):
 
         ModelError if it is no such model.
         """
-        sizes, weights = sizes_and_weights(
-            model, "backbone", "lm_head", vocabulary_size="vocab_size", hidden="hidden_size",
-            layers="num_hidden_layers", inner="intermediate_size", state="state_size", rank="time_step_rank",
-            kernel="conv_kernel", epsilon="layer_norm_epsilon", bias="use_bias", conv_bias="use_conv_bias",
-            eos="eos_token_id",
-        )  # fmt: skip
-        if model.config.hidden_act != "silu":
-            raise ModelError(f"{type(model).__name__} has hidden_act={model.config.hidden_act!r}; only silu is known")
-        made = cls(**sizes, dtype=dtype, max_batch=max_batch)
+        config, weights = config_and_weights(model, "backbone", "lm_head")
+        made = cls.of_weights(config, weights, dtype=dtype, max_batch=max_batch)
         made.tokenizer = tokenizer
-        renamed = {
-            name.replace("layers.", "blocks.", 1).replace(".mixer.", ".", 1): weight for name, weight in weights.items()
+        return made
+
+    @classmethod
+    def of_weights(
+        cls, config: Mapping[str, Any], weights: Mapping[str, Tensor], *, dtype: str = "float32", max_batch: int = 256
+    ) -> Self:
+        """Return the model of a folder of transformers: its config.json, and its weights by name.
+
+        ModelError if they are of another network.
+        """
+        if config.get("hidden_act", "silu") != "silu":
+            raise ModelError(f"the model has hidden_act={config['hidden_act']!r}; only silu is known")
+        theirs, mixer = TheirWeights(config, weights, "backbone", "lm_head"), "layers.0.mixer"
+        (inner, state), (_, _, kernel) = theirs.shape(f"{mixer}.A_log"), theirs.shape(f"{mixer}.conv1d.weight")
+        made = cls(
+            **theirs.sizes(), inner=inner, state=state, rank=theirs.shape(f"{mixer}.dt_proj.weight")[1], kernel=kernel,
+            bias=f"{mixer}.in_proj.bias" in theirs.by_name, conv_bias=f"{mixer}.conv1d.bias" in theirs.by_name,
+            dtype=dtype, max_batch=max_batch,
+        )  # fmt: skip
+        theirs.by_name = {
+            name.replace("layers.", "blocks.", 1).replace(".mixer.", ".", 1): weight
+            for name, weight in theirs.by_name.items()
         }
-        made._network.load_state_dict(renamed)
+        theirs.copy_into(made._network)
         return made

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from batchmaker.lab.zoo.language import LanguageModel, LanguageNetwork, StatePart, sizes_and_weights
+from batchmaker.lab.zoo.language import LanguageModel, LanguageNetwork, StatePart, TheirWeights, config_and_weights
 from batchmaker.lab.zoo.parts import check_positive, seeded
 
 NOTHING_READ = -1e30
@@ -219,18 +220,40 @@ class RwkvModel(LanguageModel):
 
         ModelError if it is no such model.
         """
-        sizes, weights = sizes_and_weights(
-            model, "rwkv", "head", vocabulary_size="vocab_size", hidden="hidden_size", layers="num_hidden_layers",
-            attention="attention_hidden_size", inner="intermediate_size", rescale_every="rescale_every",
-            epsilon="layer_norm_epsilon", eos="eos_token_id",
-        )  # fmt: skip
-        made = cls(**sizes, dtype=dtype, max_batch=max_batch)
+        config, weights = config_and_weights(model, "rwkv", "head")
+        if model.rwkv.layers_are_rescaled:  # it has divided its weights, when it first ran
+            for name, share in _shares(weights, config["rescale_every"]):
+                weights[name] = weights[name] * share
+        made = cls.of_weights(config, weights, dtype=dtype, max_batch=max_batch)
         made.tokenizer = tokenizer
-        every = 0 if model.rwkv.layers_are_rescaled else sizes["rescale_every"]
-        for name, weight in weights.items():
-            if "time_mix" in name:
-                weights[name] = weight.flatten()
-            elif every > 0 and name.endswith(("attention.output.weight", "feed_forward.value.weight")):
-                weights[name] = weight / 2 ** (int(name.split(".")[1]) // every)
-        made._network.load_state_dict(weights)
         return made
+
+    @classmethod
+    def of_weights(
+        cls, config: Mapping[str, Any], weights: Mapping[str, Tensor], *, dtype: str = "float32", max_batch: int = 256
+    ) -> Self:
+        """Return the model of a folder of transformers: its config.json, and its weights by name.
+
+        ModelError if they are of another network.
+        """
+        theirs, every = TheirWeights(config, weights, "rwkv", "head"), int(config.get("rescale_every", 6))
+        (attention, _), (inner, _) = (
+            theirs.shape(f"blocks.0.{part}.key.weight") for part in ("attention", "feed_forward")
+        )
+        made = cls(
+            **theirs.sizes(), attention=attention, inner=inner, rescale_every=every, dtype=dtype, max_batch=max_batch
+        )
+        for name, weight in theirs.by_name.items():
+            if "time_mix" in name:
+                theirs.by_name[name] = weight.flatten()
+        for name, share in _shares(theirs.by_name, every):
+            theirs.by_name[name] = theirs.by_name[name] / share
+        theirs.copy_into(made._network)
+        return made
+
+
+def _shares(weights: Mapping[str, Tensor], every: int) -> list[tuple[str, int]]:
+    """Return the weights that are divided where x is halved after so many blocks, each with its divisor."""
+    ends = ("attention.output.weight", "feed_forward.value.weight")
+    names = [name for name in weights if name.endswith(ends)] if every > 0 else []
+    return [(name, 2 ** (int(name[name.index("blocks.") :].split(".")[1]) // every)) for name in names]
