@@ -77,7 +77,7 @@ class Rnnt(nn.Module):
 
     @torch.no_grad()
     def _enliven(self) -> None:
-        """Draw weights by which the frames decide about the symbols, and about one frame in three has some."""
+        """Draw weights by which the frames decide about the symbols, and many frames have none."""
         for name, weight in self.named_parameters():
             if weight.dim() > 1 and "embedding" not in name:
                 weight.normal_(0, (6 if name.startswith("listen") else 2.5) / weight.shape[1] ** 0.5)
