@@ -91,7 +91,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool = False
 
 
-class Ask(msgspec.Struct, forbid_unknown_fields=True):
+class CompletionAsk(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a call."""
 
     model: str
@@ -119,19 +119,19 @@ class Ask(msgspec.Struct, forbid_unknown_fields=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-_ASK: Final = msgspec.json.Decoder(Ask)
+_ASK: Final = msgspec.json.Decoder(CompletionAsk)
 
 
-def read_ask(body: bytes) -> Ask:
+def read_ask(body: bytes) -> CompletionAsk:
     """Return what a body asks for. INVALID if it is wrong, or asks for what is not supported."""
-    ask: Ask = decode_json(_ASK, body)
+    ask: CompletionAsk = decode_json(_ASK, body)
     for name, neutral in _NEUTRAL.items():
         if getattr(ask, name) not in neutral:
             raise invalid(f"{name} is not supported; leave it out")
     return ask
 
 
-class Choice(NamedTuple):
+class Continuation(NamedTuple):
     """One text to be written. begin: what it begins with, the prompt if it is asked for."""
 
     number: int
@@ -140,25 +140,25 @@ class Choice(NamedTuple):
     begin: str
 
 
-def choices_of(ask: Ask, completions: Completions, signature: Signature) -> list[Choice]:
+def choices_of(ask: CompletionAsk, completions: Completions, signature: Signature) -> list[Continuation]:
     """Return the texts that are asked for, in order. INVALID if the model cannot write them so."""
     prompts = list(_prompts(ask, completions))
     count = ask.n or 1
     if not prompts or len(prompts) * count > MAX_CHOICES:
         raise invalid(f"{len(prompts)} prompts and n={count}: one to {MAX_CHOICES} texts can be asked for at once")
     options = _options(ask, {spec.name for spec in signature.inputs})
-    choices: list[Choice] = []
+    choices: list[Continuation] = []
     for tokens, begin in prompts:
         prompt = Tensor("prompt", "INT64", tokens)
         for number in range(count):
             inputs = (prompt, *(Tensor(name, kind, value) for name, kind, value in options))
             if ask.seed is not None:
                 inputs = tuple(_with_seed(given, number) for given in inputs)
-            choices.append(Choice(len(choices), InferRequest(inputs), len(tokens), begin))
+            choices.append(Continuation(len(choices), InferRequest(inputs), len(tokens), begin))
     return choices
 
 
-def _prompts(ask: Ask, completions: Completions) -> Iterator[tuple[NDArray[np.int64], str]]:
+def _prompts(ask: CompletionAsk, completions: Completions) -> Iterator[tuple[NDArray[np.int64], str]]:
     """Yield the tokens of each prompt, and its text if the answers begin with it."""
     given = ask.prompt
     several: Sequence[Any] = [given] if isinstance(given, str) or all(isinstance(x, int) for x in given) else given
@@ -191,7 +191,7 @@ def decoded(tokens: Sequence[int], completions: Completions) -> str:
     raise ServiceError(FaultKind.INTERNAL, "the model could not make a text of its tokens")
 
 
-def _options(ask: Ask, inputs: set[str]) -> list[tuple[str, str, NDArray[Any]]]:
+def _options(ask: CompletionAsk, inputs: set[str]) -> list[tuple[str, str, NDArray[Any]]]:
     """Return the model's inputs besides the prompt: name, datatype, value. INVALID for one that it does not have."""
     temperature = 1.0 if ask.temperature is None and "temperature" in inputs else ask.temperature
     seed = secrets.randbits(62) if ask.seed is None else ask.seed

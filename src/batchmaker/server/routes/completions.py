@@ -14,7 +14,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from batchmaker.server.answers import EventStream, as_json, openai_error
-from batchmaker.server.completions import MAX_TOKENS, Ask, Choice, Completions, Writing, choices_of, read_ask, tokens_in
+from batchmaker.server.completions import (
+    MAX_TOKENS,
+    CompletionAsk,
+    Completions,
+    Continuation,
+    Writing,
+    choices_of,
+    read_ask,
+    tokens_in,
+)
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.parts import Endpoint, Site, sender_of
 from batchmaker.server.request_body import unless_gone
@@ -28,9 +37,9 @@ _DONE: Final = b"[DONE]"
 class _Job(NamedTuple):
     """What one call asks for."""
 
-    ask: Ask
+    ask: CompletionAsk
     completions: Completions
-    choices: Sequence[Choice]
+    choices: Sequence[Continuation]
     sender: Sender
     head: dict[str, Any]
 
@@ -103,7 +112,7 @@ async def _whole(service: Service, job: _Job) -> dict[str, Any]:
     return {**job.head, "choices": choices, "usage": _usage(job, sum(writing.num_tokens for _, writing in texts))}
 
 
-async def _text(service: Service, job: _Job, choice: Choice) -> tuple[str, Writing]:
+async def _text(service: Service, job: _Job, choice: Continuation) -> tuple[str, Writing]:
     """Return one text. It is streamed only if it may end before its last token."""
     if job.ask.stops:
         text, writing = "", _writing(job)
@@ -121,7 +130,7 @@ def _writing(job: _Job) -> Writing:
     return Writing(job.completions, job.ask.stops, job.ask.max_tokens or MAX_TOKENS)
 
 
-async def _written(service: Service, job: _Job, choice: Choice, writing: Writing) -> AsyncGenerator[str, None]:
+async def _written(service: Service, job: _Job, choice: Continuation, writing: Writing) -> AsyncGenerator[str, None]:
     """Yield the text of a choice as it comes, until it has ended; the model is then given up."""
     async with aclosing(service.stream(job.ask.model, None, choice.request, job.sender)) as parts:  # type: ignore[type-var]
         async for part in parts:
@@ -137,7 +146,7 @@ async def _pieces(service: Service, job: _Job) -> AsyncGenerator[_Piece, None]:
     """Yield the texts of all choices as they come, each with its end. Closing it gives up what is not written yet."""
     found: asyncio.Queue[_Piece | BaseException] = asyncio.Queue()
 
-    async def write(choice: Choice) -> None:
+    async def write(choice: Continuation) -> None:
         writing = _writing(job)
         if choice.begin:
             found.put_nowait(_Piece(choice.number, choice.begin))
