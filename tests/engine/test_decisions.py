@@ -6,6 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -342,6 +343,22 @@ def test_what_is_not_chosen_does_not_run() -> None:
         assert engine.stats.cells - before <= 3 * 30, "a row of the data, the test, and one expert"
     wanted = [Mix()(row[None], row[None])[0].tolist() for row in requests]
     assert [one.tolist() for one in answers] == wanted
+
+
+class Bound(Experts):
+    """As Experts, with the branches' arguments bound to them."""
+
+    def unfold(self, x: Any) -> Any:
+        return bm.switch(self.test(x)[1], [partial(cell, x, x) for cell in self.experts])
+
+
+def test_a_branch_may_be_a_partial_function() -> None:
+    requests = [torch.tensor([n, 0]) for n in range(8)]
+    with bm.Engine(Bound(), threads=1) as engine:
+        for _ in range(2):
+            answers = engine.map(requests, progress=False)
+            assert [one.tolist() for one in answers] == [Mix()(row[None], row[None])[0].tolist() for row in requests]
+        assert engine.drivers[0].templates.num_templates == 1
 
 
 # --- who goes first --------------------------------------------------------------------------------------------------

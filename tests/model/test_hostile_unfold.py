@@ -298,6 +298,8 @@ READS: dict[str, Reading] = {
     "code": (lambda _: zero(), swap_code, True),
     "function": (lambda m: m.functions["f"](), lambda m: setitem(m.functions, "f", one), True),
     "partial": (lambda m: m.partial(), swap_keywords, True),
+    "own partial": (lambda m: functools.partial(m.closed_over, 0)(), lambda m: toggle(m, "flag"), True),
+    "partial of a partial": (lambda m: functools.partial(m.partial)(), swap_keywords, False),
     "mapped": (lambda m: sum(map(m.closed_over, [0])), lambda m: toggle(m, "flag"), True),
     "sorted": (lambda m: sorted([0, 1], key=lambda x: x if m.flag else -x)[0], lambda m: toggle(m, "flag"), True),
     "method": (lambda m: m.helper.value(), lambda m: setattr(type(m.helper), "value", lambda _: 1), True),

@@ -234,6 +234,8 @@ class Reads:
         return self._operands.compared(value)
 
     def _of_partial(self, function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if self._lookups.has_made(function):
+            return self.call(function.func, *function.args, *given, **{**function.keywords, **named})
         record = self._lookups.record
         inner, before, names = [
             self._lookups.entered(record.slot(vars(functools.partial)[name], function))
@@ -264,6 +266,8 @@ class Reads:
             return self._structural(kind, given, named)
         if kind in PURE:
             return self._pure(kind, given, named)
+        if kind is functools.partial and given and type(given[0]) is not kind:  # of another it takes the parts unseen
+            return self._lookups.made(kind(*given, **named))
         if is_known_error(kind):
             return kind(*map(self._operands.known, given), **named)
         if kind is super:
