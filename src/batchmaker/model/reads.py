@@ -267,7 +267,7 @@ class Reads:
         if kind in PURE:
             return self._pure(kind, given, named)
         if kind is functools.partial and given and type(given[0]) is not kind:  # of another it takes the parts unseen
-            return self._lookups.made(kind(*given, **named))
+            return self._lookups.made(functools.partial(given[0], *given[1:], **named))
         if is_known_error(kind):
             return kind(*map(self._operands.known, given), **named)
         if kind is super:

@@ -297,7 +297,8 @@ def config_and_weights(model: Any, body: str, head: str) -> tuple[dict[str, Any]
             f"expected a model of transformers with a {body} and a {head}; got {type(model).__name__}, which has no "
             f"{', '.join(absent) or 'weights'}"
         )
-    return model.config.to_dict(), model.state_dict()
+    config: Any = model.config
+    return config.to_dict(), model.state_dict()
 
 
 @final
