@@ -21,7 +21,7 @@ import batchmaker as bm
 from batchmaker.compile import whole_runs as timing
 from batchmaker.compile.whole_runs import WholeLengths, measured
 from batchmaker.engine.unfolder import Unfolder
-from batchmaker.errors import HandleError, InvalidRequestError, ModelError, OptionError, SavedModelError, ShapeError
+from batchmaker.errors import HandleError, InvalidRequestError, ModelError, OptionError, ShapeError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.whole_runs import CROWDS, crowd_of
 from batchmaker.lab.zoo.reference import PlainTypes, interpreted
@@ -507,9 +507,14 @@ def test_a_request_that_overflows_does_not_decide_on_the_form() -> None:
         assert whole_tasks(engine) > 0
 
 
-def test_a_model_with_a_whole_form_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(SavedModelError, match="cannot be saved with whole="):
-        bm.save(Generates(whole=Stepped(MODULES["lm"])), tmp_path / "model", example_request=words(3))
+def test_a_model_with_a_whole_form_is_saved_with_the_steps_alone(tmp_path: Path) -> None:
+    bm.save(Generates(whole=Stepped(MODULES["lm"]), whole_from=1), tmp_path / "model", example_request=words(3))
+    model = bm.load(tmp_path / "model")
+    with bm.Engine(model, threads=1) as engine:
+        for length in (1, 3, 8):
+            word, said, end = engine.submit(words(length)).result()
+            assert same((word, said, end), alone(words(length)), 1e-4)
+        assert whole_tasks(engine) == 0
 
 
 # --- chosen by time -----------------------------------------------------------------------------------------------

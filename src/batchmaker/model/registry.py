@@ -391,6 +391,10 @@ class CellRegistry:
         rows = tuple([self._row(argument, spec) for argument, spec in zip(given, inputs, strict=False)])
         return TrialRows(rows, cell.batch_sizes, cell.independent_rows)
 
+    def keep_steps(self, why: str) -> None:
+        """Let no run take its cell's whole form, for this reason."""
+        self._whole_runs.only_steps = why
+
     @property
     def forms_depend_on_crowds(self) -> bool:
         """Whether the form of some runs depends on how many requests are in flight."""

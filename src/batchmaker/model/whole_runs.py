@@ -26,7 +26,7 @@ class WholeRuns:
     """
 
     def __init__(self, registry: CellRegistry, only_steps: str) -> None:
-        self._registry, self._only_steps = registry, only_steps
+        self._registry, self.only_steps = registry, only_steps
         self._known: dict[tuple[Cell, TypeId], WholeForm | ModelError] = {}
         self._notes: dict[TypeId, dict[str, None]] = {}
         self._types: set[TypeId] = set()
@@ -49,8 +49,8 @@ class WholeRuns:
 
     def make(self, cell: Cell, known: CellType, given: Given, columns: int, prefix: str) -> WholeForm | None:
         """Bind, prove and time the second form of these runs; None if none is to be used. See CellTypes.whole_form."""
-        if self._only_steps:
-            self._note(known, f"whole= is not used: {self._only_steps}")
+        if self.only_steps:
+            self._note(known, f"whole= is not used: {self.only_steps}")
             return None
         try:
             found = self._known[cell, known.type_id] = self._made(cell, known, given, columns, prefix)

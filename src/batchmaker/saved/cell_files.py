@@ -68,11 +68,6 @@ class _CellWriter:
                 f"{where}: cannot be saved: it reads a memory, and a saved cell is traced with one size of each input. "
                 "Save the weights alone: batchmaker.save(model, directory, form='weights')."
             )
-        if cell.whole is not None:
-            raise SavedModelError(
-                f"{where}: cannot be saved with whole=, which reads runs of any length, and a saved cell is traced "
-                "with one size of each input. Save the model with a cell of the steps alone: leave whole= out."
-            )
         bound = [self.registry.bound[cell_type.type_id] for cell_type in types]
         onnx, first, others = None, None, tuple[SavedProgram, ...]()
         if isinstance(cell.module, Opaque):

@@ -41,8 +41,10 @@ class StatePart(NamedTuple):
 class LanguageNetwork(nn.Module):
     """A network of blocks, forward(x, *own parts of the state) -> (x, *own parts).
 
-    A block's `whole` is the same for x of all steps of sequences [n, steps, hidden]: it returns x, and the state after
-    the last step. parts: the state, a row for each part; every block has as many.
+    A block's `whole` is the same for x of all steps of sequences [n, steps, hidden]; after x comes the place of the
+    last step of each, [n]. It returns x, and the state after that step.
+
+    parts: the state, a row for each part; every block has as many.
     """
 
     vocabulary_size: int
@@ -57,16 +59,21 @@ class LanguageNetwork(nn.Module):
     def head(self, x: Tensor) -> Tensor:
         """Return the scores of the next token [..., vocabulary_size]."""
 
-    def through(self, tokens: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def through(
+        self, tokens: Tensor, state: Sequence[Tensor], last: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One step through all blocks: tokens [n], the state -> x [n, hidden], the state.
 
-        With tokens [n, steps] all steps of whole sequences, block by block: x [n, steps, hidden], the last state.
+        With tokens [n, steps] all steps of whole sequences, block by block: x [n, steps, hidden], and the state after
+        the step `last` of each, [n]; by default the last one.
         """
         x, after = self.embed(tokens), list[Tensor]()
         each = len(self.parts) // len(self.blocks)
+        if tokens.dim() == 2 and last is None:
+            last = torch.full((len(tokens),), tokens.shape[1] - 1)
         for number, block in enumerate(self.blocks):
-            take: Any = block if tokens.dim() == 1 else block.whole
-            x, *own = take(x, *state[number * each : (number + 1) * each])
+            mine, whole = state[number * each : (number + 1) * each], cast(Any, block).whole
+            x, *own = block(x, *mine) if last is None else whole(x, last, *mine)
             after += own
         return x, tuple(after)
 
@@ -85,6 +92,18 @@ class ReadStep(nn.Module):
 
     def forward(self, token: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         return self.network.through(token, state)[1]
+
+
+@final
+class ReadWhole(nn.Module):
+    """forward(tokens [n, room], number [n], *state) -> state: whole prompts (see `whole` of a cell)."""
+
+    def __init__(self, network: LanguageNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, tokens: Tensor, number: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        return self.network.through(tokens, state, number - 1)[1]
 
 
 @final
@@ -160,7 +179,9 @@ class LanguageModel(NetworkModel):
         self._network = cast(LanguageNetwork, frozen(network, dtype))
         rows = (_TOKEN, *(ValueSpec(part.shape, part.dtype) for part in network.parts))
         more = (_TOKEN, _TOKEN, _NUMBER, _TOKEN, _NUMBER)
-        self.read = Cell(ReadStep(network), max_batch=max_batch, declared=Declared(rows, rows[1:]))
+        self.read = Cell(
+            ReadStep(network), max_batch=max_batch, declared=Declared(rows, rows[1:]), whole=ReadWhole(network)
+        )
         self.write, self.draw = (
             Cell(module, max_batch=max_batch, priority=1, host_outputs=(0,), declared=Declared(own, own))
             for module, own in ((WriteStep(network), rows), (DrawStep(network), (*rows, *more)))

@@ -59,8 +59,8 @@ class MambaBlock(nn.Module):
         h = kept * h + added
         return self._out(x, u, (h * read).sum(-1), gate), *window[1:], h
 
-    def whole(self, x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        """Return the same for all steps of sequences, x: [n, steps, hidden], and the state after the last step."""
+    def whole(self, x: Tensor, last: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        """Return the same for all steps of sequences, x: [n, steps, hidden], and the state after the step `last`."""
         *window, h = given
         inner, gate = self.in_proj(self.norm(x)).chunk(2, -1)
         seen, steps = torch.cat([*(row[:, None] for row in window), inner], 1), x.shape[1]
@@ -69,7 +69,9 @@ class MambaBlock(nn.Module):
         for step in range(steps):
             h = kept[:, step] * h + added[:, step]
             states.append(h)
-        return self._out(x, u, (torch.stack(states, 1) * read).sum(-1), gate), *seen[:, steps:].unbind(1), h
+        after, rows = torch.stack(states, 1), torch.arange(len(x))
+        window = [seen[rows, last + at] for at in range(1, len(window) + 1)]
+        return self._out(x, u, (after * read).sum(-1), gate), *window, after[rows, last]
 
     def _projected(self, window: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return what depends on no h: the convolution, what h keeps, what is added, and how it is read.

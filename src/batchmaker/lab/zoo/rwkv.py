@@ -110,19 +110,21 @@ class RwkvBlock(nn.Module):
         x = x + self.feed_forward(given, fed)
         return x / 2 if self.halves else x, attended, given, *sums
 
-    def whole(self, x: Tensor, mixed: Tensor, fed: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
-        """Return the same for all steps of sequences, x: [n, steps, hidden], and the state after the last step."""
+    def whole(self, x: Tensor, last: Tensor, mixed: Tensor, fed: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
+        """Return the same for all steps of sequences, x: [n, steps, hidden], and the state after the step `last`."""
         if self.pre_ln is not None:
             x = self.pre_ln(x)
-        attended, means = self.ln1(x), list[Tensor]()
+        attended, steps = self.ln1(x), list[tuple[Tensor, ...]]()
         keys, values, gates = self.attention.projected(attended, _before(attended, mixed))
         for key, value in zip(keys.unbind(1), values.unbind(1), strict=True):
             mean, *sums = self.attention.step(key, value, *sums)  # type: ignore[assignment]
-            means.append(mean)
-        x = x + self.attention.output(gates * torch.stack(means, 1).to(x.dtype))
+            steps.append((mean, *sums))
+        means, *after = (torch.stack(part, 1) for part in zip(*steps, strict=True))
+        x = x + self.attention.output(gates * means.to(x.dtype))
         given = self.ln2(x)
         x = x + self.feed_forward(given, _before(given, fed))
-        return x / 2 if self.halves else x, attended[:, -1], given[:, -1], *sums
+        rows = torch.arange(len(x))
+        return x / 2 if self.halves else x, *(part[rows, last] for part in (attended, given, *after))
 
 
 @final
