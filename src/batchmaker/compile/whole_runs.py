@@ -20,7 +20,7 @@ from batchmaker.compile.export import flat_outputs
 from batchmaker.compile.memories import room_for
 from batchmaker.compile.rounding import distance, is_apart, is_rounding, largest, tolerance
 from batchmaker.compile.row_trial import Batch, TrialRows
-from batchmaker.errors import RAISED_BY_USERS, ModelError, ShapeError, said_by
+from batchmaker.errors import RAISED_BY_USERS, ModelError, OptionError, ShapeError, said_by
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.whole_runs import CROWDS
 from batchmaker.kernels.cpu.choice import example_task, least_s
@@ -71,6 +71,20 @@ class WholeRun(nn.Module):
             made[entries, number] = last
             whole.append(made)
         return self.module(*whole, number + 1, *inputs[3 * columns :])
+
+
+def check_whole_form(whole: Any, whole_from: Any, *, has_memories: bool) -> None:
+    """ModelError or OptionError unless a cell can have this second form for whole runs."""
+    if whole is None:
+        if whole_from is not None:
+            raise OptionError("whole_from= is for a cell with whole=, the form for whole runs")
+        return
+    if not isinstance(whole, nn.Module):
+        raise ModelError(f"whole= takes an nn.Module, got {type(whole).__name__}; wrap a function in forward()")
+    if has_memories:
+        raise OptionError("whole= is for cells without memory=")
+    if whole_from is not None and (isinstance(whole_from, bool) or not isinstance(whole_from, int) or whole_from < 1):
+        raise OptionError(f"whole_from must be a whole number of steps, at least 1, got {whole_from!r}")
 
 
 # --- the same numbers -------------------------------------------------------------------------------------------------

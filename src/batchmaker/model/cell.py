@@ -19,7 +19,7 @@ from batchmaker.compile.memories import MemoryModule, in_order
 from batchmaker.compile.opaque import Opaque, float_dtype_of
 from batchmaker.compile.programs import AnyProgram, Programs, ReadProgram, module_of
 from batchmaker.compile.row_trial import RowsError
-from batchmaker.compile.whole_runs import WholeRun
+from batchmaker.compile.whole_runs import WholeRun, check_whole_form
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
 from batchmaker.graph.argument_errors import misfit, never_computed
 from batchmaker.graph.calls import Calls
@@ -45,7 +45,6 @@ from batchmaker.model.memory import ROWS, Memory, as_range, declared_memories, i
 from batchmaker.model.scope import CellTypes, Given, UnfoldingScope, current_scope, scope_of
 from batchmaker.model.stand_ins import StandIn
 from batchmaker.model.trees import TreeCalls, tree
-from batchmaker.model.whole_option import check_whole_form
 
 DEFAULT_MAX_BATCH = 256
 DEFAULT_MAX_SHAPES = 8

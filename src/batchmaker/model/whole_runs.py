@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import Protocol, final
 
+from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.export import example_rows, flat_module
-from batchmaker.compile.row_trial import RowsError
+from batchmaker.compile.row_trial import RowsError, TrialRows
 from batchmaker.compile.whole_runs import WholeLengths, WholeRun, measured, prove_same, said_of
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
@@ -14,8 +15,18 @@ from batchmaker.graph.whole_runs import CROWDS, WholeForm
 from batchmaker.model.cell import Cell, copying, whole_run
 from batchmaker.model.scope import Given
 
-if TYPE_CHECKING:
-    from batchmaker.model.registry import CellRegistry
+
+class Binds(Protocol):
+    """What binds cells: the registry whose second forms these are."""
+
+    bound: list[BoundCell]
+    """By type."""
+
+    def known(self, cell: Cell) -> CellType | None: ...
+
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = (), prefix: str = "") -> CellType: ...
+
+    def trial_rows(self, given: Given, inputs: tuple[ValueSpec, ...], cell: Cell) -> TrialRows: ...
 
 
 @final
@@ -25,7 +36,7 @@ class WholeRuns:
     only_steps: why no run takes its cell's whole form; "" if it may.
     """
 
-    def __init__(self, registry: CellRegistry, only_steps: str) -> None:
+    def __init__(self, registry: Binds, only_steps: str) -> None:
         self._registry, self.only_steps = registry, only_steps
         self._known: dict[tuple[Cell, TypeId], WholeForm | ModelError] = {}
         self._notes: dict[TypeId, dict[str, None]] = {}
