@@ -440,6 +440,16 @@ def test_requests_at_the_same_place_stay_together(policy: str) -> None:
         assert steps <= 3 * (1 + 3) + 1 + 7
 
 
+def test_newcomers_that_meet_nobody_again_do_not_follow_in_batches_of_their_own() -> None:
+    model, rows = Layers(), list(torch.randint(0, PRIME, (60, 2), generator=torch.Generator().manual_seed(1)))
+    with bm.Engine(model, threads=1) as engine:
+        for _ in range(2):
+            found, steps = held(engine, model, [{"x": row} for row in rows])
+        assert found == [model.alone(row) for row in rows]
+        # The first request alone, from the gate on; then all others, who waited for it.
+        assert steps <= 1 + 2 * (1 + 1) + 3 * (1 + 3) + 1
+
+
 class Watching(AutoPolicy):
     """`auto`, of which the test sees when it is asked, and that it sees nothing impossible."""
 

@@ -11,6 +11,7 @@ A region never changes once it is made. Equal regions are the same object; see `
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, final
 
 from numpy.typing import NDArray
@@ -139,6 +140,17 @@ def shared(region: Region) -> Region:
     if len(_SHARED) >= MOST_SHARED:
         _SHARED.clear()
     return _SHARED.setdefault(key, region)
+
+
+@lru_cache(MOST_SHARED)
+def repeats(region: Region) -> bool:
+    """Whether a request may come to the same place in it several times: by a `while_loop`, or a run in a segment."""
+    for item in region.items:
+        if isinstance(item, WhileLoop) or (isinstance(item, Segment) and item.graph is not None and item.graph.runs):
+            return True
+        if isinstance(item, Choice) and any(repeats(branch.region) for branch in item.branches):
+            return True
+    return False
 
 
 def _key(item: Item) -> object:

@@ -10,8 +10,9 @@ even alone stands behind those of its priority who can. What runs: of several mo
 requests for its time; of its types a full batch, of several the one furthest on (with the smallest ready share of its
 frontier), or else the type with the largest ready share. Before these goes a call that is all that some requests
 lack, once they have waited for it, in sum, as long as it makes all others wait, or if one of them would be late after
-another task. Where all requests of the only model decide by values, nothing is known beyond what is ready: all begin,
-and a full batch runs, or else the type of which a node has been ready longest.
+another task. Where all requests of the only model decide by values, nothing is known beyond what is ready: a full batch
+runs, or else the type of which a node has been ready longest; and all begin if they have loops, otherwise when those in
+flight are done.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ from batchmaker.policies.requests import RequestTable
 from batchmaker.policies.run_lengths import RunLengths
 from batchmaker.policies.type_order import count_chains, type_order, value_models
 
+_FULL_BATCHES: Final = 2
+"""So many begin at once of requests of which only what is ready is known."""
 _HOPELESS: Final = {"defer": DEFER, "ignore": IGNORE, "drop": DROP}
 
 
@@ -185,8 +188,9 @@ class AutoPolicy(CellPolicy):
     def _forecasts_nothing(self, view: ReadyView) -> bool:
         """Whether nothing is known beyond what is ready, because all requests of the only model decide by values.
 
-        Then all begin, and the type goes first of which a node has been ready longest: requests that are at the same
-        place stay together if nobody overtakes.
+        Then the type goes first of which a node has been ready longest: requests that are at the same place stay
+        together if nobody overtakes. All begin if they meet others again and again, in loops. Otherwise newcomers
+        would follow at every place in batches of their own; so they begin when those in flight are done.
         """
         kinds = view.kinds
         return kinds.decide == {True} and kinds.num_models == 1 and not kinds.has_deadlines
@@ -222,7 +226,7 @@ class AutoPolicy(CellPolicy):
     def begins_on_arrival(self, view: ReadyView) -> bool:
         """Whether all begin, and there is nothing to learn from that: of runs of one type, without deadlines."""
         if self._forecasts_nothing(view):
-            return True
+            return view.kinds.repeat or not view.num_requests
         self._learn_types(view)
         kinds = view.kinds
         if self._num_types != 1 or kinds.has_deadlines or self._lengths.told or 0 not in kinds.run_types:
@@ -234,8 +238,11 @@ class AutoPolicy(CellPolicy):
 
     def admit(self, view: ReadyView) -> Admission:
         """Let those begin who may. Nobody is asked again before somebody comes or goes, unless lengths are learnt."""
-        table, refused = view.requests, list[int]()
         self._learn_types(view)
+        if self._forecasts_nothing(view):
+            begins = view.kinds.repeat or view.num_requests == view.num_waiting
+            return Admission(view.waiting(_FULL_BATCHES * int(self._max_batch.max())).tolist() if begins else ())
+        table, refused = view.requests, list[int]()
         is_known = table.changes == self._rejected_at
         if is_known and not self.drops:
             return Admission(())

@@ -94,6 +94,10 @@ class ReadyView(Protocol):
     def num_waiting(self) -> int:
         """Requests that have not begun."""
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that wait or are in flight, and those that have ended while a worker still runs steps of them."""
+
     def waiting(self, limit: int) -> NDArray[np.int64]:
         """Slots of the first `limit` requests that have not begun, first in line first."""
 

@@ -49,6 +49,7 @@ class RequestKinds(Protocol):
     num_models: int
     has_deadlines: bool
     decide: set[bool]
+    repeat: bool
     run_types: set[int]
     stopping_types: set[int]
 
@@ -64,7 +65,8 @@ class RequestTable:
     - width: [slots, types] nodes per step: how many nodes of a type the request can run together, at least 1.
     - num_models: number of models so far.
     - has_deadlines: some request had one.
-    - decide: whether requests decided by values; both, if some did and some did not.
+    - decide: whether requests decided by values; both, if some did and some did not. repeat: whether some came to the
+      same place several times, by a run or a loop.
     - run_types, stopping_types: the types that some request has used in runs, and in runs that a value may end.
     - type_model: [types] the model that last used each type.
     - changes: how often requests have come, begun, grown or ended.
@@ -87,6 +89,7 @@ class RequestTable:
         "num_models",
         "open",
         "priority",
+        "repeat",
         "run_types",
         "stopping_types",
         "type_model",
@@ -107,6 +110,7 @@ class RequestTable:
         self.num_models = 0
         self.has_deadlines = False
         self.decide: set[bool] = set()
+        self.repeat = False
         self.run_types: set[int] = set()
         self.stopping_types: set[int] = set()
         self.type_model = np.zeros(0, np.int64)

@@ -667,7 +667,8 @@ class Scheduler(View):
             deadline_s = self._state.deadline_s(slot)
             due = "" if deadline_s is None else f" in {deadline_s - self.now_s:.3f} s"
             self._end(slot, FailureKind.REFUSED, f"refused: its deadline{due} cannot be met", commands)
-        begin = admission.begin if len(admission.begin) or len(self.requests.in_flight) else line.first(1).tolist()
+        in_flight = len(self._state.requests) - len(line)
+        begin = admission.begin if len(admission.begin) or in_flight else line.first(1).tolist()
         return self._begin_waiting(begin, commands)
 
     def _begin_for_idle(self, worker: WorkerId, commands: list[Command]) -> bool:

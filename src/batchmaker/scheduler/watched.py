@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.regions import repeats
 from batchmaker.graph.work import work_of
 from batchmaker.policies.requests import RequestKinds, RequestTable
 from batchmaker.scheduler.events import RequestArrived
@@ -89,7 +90,9 @@ class WatchedRequests:
         """Note what requests are like that are about to arrive."""
         table = self._table
         for event in events:
-            table.decide.add(event.graph.region is not None)
+            region = event.graph.region
+            table.decide.add(region is not None)
+            table.repeat |= len(event.graph.runs) > 0 or (region is not None and repeats(region))
             if event.deadline_s is not None or event.model >= table.num_models:
                 table.note_kind(math.inf if event.deadline_s is None else event.deadline_s, event.model)
             for run in event.graph.runs:
