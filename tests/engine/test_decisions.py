@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from engine_models import assert_balanced
@@ -27,6 +28,7 @@ from batchmaker.errors import (
     ModelError,
     NodeLimitError,
 )
+from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.auto import AutoPolicy
 
 EXAMPLES = int(os.environ.get("BATCHMAKER_EXAMPLES", "30"))
@@ -440,14 +442,19 @@ def test_requests_at_the_same_place_stay_together(policy: str) -> None:
         assert steps <= 3 * (1 + 3) + 1 + 7
 
 
-def test_newcomers_that_meet_nobody_again_do_not_follow_in_batches_of_their_own() -> None:
-    model, rows = Layers(), list(torch.randint(0, PRIME, (60, 2), generator=torch.Generator().manual_seed(1)))
-    with bm.Engine(model, threads=1) as engine:
-        for _ in range(2):
-            found, steps = held(engine, model, [{"x": row} for row in rows])
-        assert found == [model.alone(row) for row in rows]
-        # The first request alone, from the gate on; then all others, who waited for it.
-        assert steps <= 1 + 2 * (1 + 1) + 3 * (1 + 3) + 1
+@pytest.mark.parametrize("repeat", [True, False])
+def test_newcomers_begin_at_once_if_they_can_join_others_later(repeat: bool) -> None:
+    kinds = SimpleNamespace(decide={True}, repeat=repeat, num_models=1, has_deadlines=False)
+    cells = [CellType(TypeId(k), f"cell {k}", (), (), (4,)) for k in range(2)]
+    view: Any = SimpleNamespace(kinds=kinds, cells=cells, num_requests=0, num_waiting=0, waiting=lambda n: np.arange(n))
+    policy = AutoPolicy()
+    assert policy.begins_on_arrival(view)
+    view.num_requests = 3  # in flight
+    assert policy.begins_on_arrival(view) == repeat
+    view.num_requests, view.num_waiting = 23, 20
+    assert len(policy.admit(view).begin) == (8 if repeat else 0)
+    view.num_requests = 20
+    assert len(policy.admit(view).begin) == 8, "two full batches"
 
 
 class Watching(AutoPolicy):
