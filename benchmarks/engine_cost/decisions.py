@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import batchmaker as bm
 from batchmaker.lab import zoo
 from batchmaker.lab.zoo.rnnt import BLANK
-from engine_cost.hand_server import Batches, Run, batched_rate, in_batches
-from engine_cost.measuring import Row, Settings, at_rate, best_of, compared, interleaved, per_second, say
+from engine_cost.hand_server import Run, at_half_load, batched_rate, in_batches
+from engine_cost.measuring import Row, Settings, best_of, compared, interleaved, per_second
 
 WIDTH: Final = 256
 SYMBOLS: Final = 60
@@ -210,22 +210,7 @@ def over_alone_and_by_hand(
                 baseline=baseline, target=wanted, seen=seen if name == "by hand" else {},
             )  # fmt: skip
         rate, seconds = 0.5 * min(float(np.median(found[name])) for name in ("ours", "by hand")), settings.of(2.0, 0.5)
-        say(f"  {rate:.0f} requests/s")
-        server = Batches(by_hand, max(maxima))
-        try:
-            late = interleaved(
-                {
-                    "ours": at_rate(engine.submit, requests, rate, seconds),
-                    "theirs": at_rate(server.submit, requests, rate, seconds),
-                },
-                settings.of(5, 1),
-            )
-        finally:
-            server.close()
-        yield compared(
-            work, "p50 at half load", "ms", late["ours"][:, 0], late["theirs"][:, 0], better="lower",
-            baseline=f"batches by hand, {max(maxima)}", target=targets.p50, rate=rate,
-        )  # fmt: skip
+        yield at_half_load(settings, work, engine.submit, by_hand, max(maxima), requests, rate, seconds, targets.p50)
 
 
 def _check(ours: Sequence[Any], theirs: Sequence[Any]) -> None:

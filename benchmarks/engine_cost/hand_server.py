@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, final
 
-from engine_cost.measuring import per_second
+from engine_cost.measuring import Row, Settings, Submit, at_rate, compared, interleaved, per_second, say
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -82,6 +82,29 @@ def in_batches(requests: Sequence[Any], maximum: int, width: int | None) -> list
 def run_all(run: Run, batches: Sequence[Sequence[Any]]) -> int:
     """Run batches one after the other, and let go of their results; return how many requests that were."""
     return sum(len(run(batch)) for batch in batches)
+
+
+def at_half_load(
+    settings: Settings, work: str, submit: Submit, by_hand: Run, most: int, requests: Sequence[Any], rate: float,
+    seconds: float, target: float,
+) -> Row:  # fmt: skip
+    """Measure the p50 of both sides at a rate that is half of the slower one's. most: requests of a batch by hand."""
+    say(f"  {rate:.0f} requests/s")
+    server = Batches(by_hand, most)
+    try:
+        late = interleaved(
+            {
+                "ours": at_rate(submit, requests, rate, seconds),
+                "theirs": at_rate(server.submit, requests, rate, seconds),
+            },
+            settings.of(5, 1),
+        )
+    finally:
+        server.close()
+    return compared(
+        work, "p50 at half load", "ms", late["ours"][:, 0], late["theirs"][:, 0], better="lower",
+        baseline=f"batches by hand, {most}", target=target, rate=rate,
+    )  # fmt: skip
 
 
 def batched_rate(run: Run, batches: Sequence[Sequence[Any]]) -> float:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import batchmaker as bm
 from batchmaker.lab import zoo
-from engine_cost.hand_server import Batches, batched_rate, in_batches
-from engine_cost.measuring import Row, Settings, at_rate, best_of, compared, interleaved, per_second, say, times_ms
+from engine_cost.hand_server import at_half_load, batched_rate, in_batches
+from engine_cost.measuring import Row, Settings, best_of, compared, interleaved, per_second, times_ms
 
 SIZES: Final = {"vocabulary_size": 1000, "hidden": 256, "layers": 5, "eos": 0}
 MAXIMA: Final = (64, 256)
@@ -166,22 +166,8 @@ def _measured(
         work, "a request alone", "ms", alone["ours"], alone["theirs"], better="lower", baseline="one by one", target=1.1
     )
     rate, seconds = 0.5 * min(float(np.median(found[name])) for name in ("ours", "by hand")), settings.of(4.0, 0.5)
-    say(f"  {rate:.0f} requests/s")
-    server = Batches(partial(plain.batch, best.startswith("whole")), max(MAXIMA))
-    try:
-        late = interleaved(
-            {
-                "ours": at_rate(engine.submit, requests, rate, seconds),
-                "theirs": at_rate(server.submit, requests, rate, seconds),
-            },
-            settings.of(5, 1),
-        )
-    finally:
-        server.close()
-    yield compared(
-        work, "p50 at half load", "ms", late["ours"][:, 0], late["theirs"][:, 0], better="lower",
-        baseline=f"batches by hand, {max(MAXIMA)}", target=1.0, rate=rate,
-    )  # fmt: skip
+    by_hand = partial(plain.batch, best.startswith("whole"))
+    yield at_half_load(settings, work, engine.submit, by_hand, max(MAXIMA), requests, rate, seconds, 1.0)
 
 
 def _check(ours: Sequence[Any], theirs: Sequence[list[int]]) -> None:

@@ -88,6 +88,13 @@ def test_a_tokenizer_that_drops_the_space_of_a_first_word_keeps_it_between_words
     assert [writing.add(token) for token in range(4)] == ["good", " morn", "ing", " all"]
 
 
+def test_what_comes_after_the_end_of_a_text_is_no_part_of_it():
+    for stops, tokens in (((), [97, END, 98]), (("b",), b"abc")):
+        writing = Writing(BYTES, stops, 9)
+        assert "".join([*map(writing.add, tokens), writing.end()]) == "a"
+        assert (writing.finished, writing.num_tokens) == ("stop", 2)
+
+
 def asked(**fields: Any) -> Any:
     return read_ask(json.dumps({"model": "m", "prompt": "ab", **fields}).encode())
 

@@ -237,7 +237,9 @@ class Writing:
         self._held = ""
 
     def add(self, token: int) -> str:
-        """Return the text that is certain now."""
+        """Return the text that is certain now. What comes after the end is no part of it."""
+        if self.finished is not None:
+            return ""
         self.num_tokens += 1
         if token == self._completions.end:
             return self.end(stopped=True)

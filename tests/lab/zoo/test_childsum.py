@@ -146,6 +146,11 @@ BAD = [
     ({"words": [1, 2, 3], "edges": [[0, 1], [1, 2], [2, 1]]}, "1 -> 2 -> 1 are a cycle"),
     ({"words": [1, 2], "edges": [[0, 1], [1, 0]]}, "0 -> 1 -> 0 are a cycle"),
     ({"words": [1], "edges": [[0, 0]]}, "0 -> 0 are a cycle"),
+    (
+        {"words": [1] * 20_000, "edges": [[n, (n + 1) % 20_000] for n in range(20_000)]},
+        r"words 0 -> 1 -> 2 -> 3 -> 4 -> 5 -> 6 -> 7 -> \.\.\. are a cycle",
+    ),
+    ({"words": [1] * 20, "edges": [[0, 1]]}, r"words 0, 2, 3, 4, 5, 6, 7, 8, \.\.\. have no parent"),
     ({"words": [1, 2, 3], "edges": [[0, 1]]}, "words 0, 2 have no parent; expected one root"),
 ]
 

@@ -31,6 +31,8 @@ from batchmaker.model.trees import tree
 
 GROUP: Final = 4
 """Children that one call takes at most; a node with more has calls that add up groups of them first."""
+MOST_NAMED: Final = 8
+"""Words that a message names."""
 
 
 class Dependencies(Protocol):
@@ -296,22 +298,32 @@ def edges_fault(edges: NDArray[np.int64], num_nodes: int) -> str:
     if outside.any():
         edge = int(outside.argmax())
         return f"edges: edge {edge} is {edges[edge].tolist()}, expected numbers of the {num_nodes} words, from 0"
-    left = np.ones(num_nodes, np.bool_)
-    while True:  # nodes without a child that is left are taken away
-        waits = np.zeros(num_nodes, np.bool_)
-        waits[edges[left[edges[:, 1]], 0]] = True
-        if (waits == left).all():
-            break
-        left = waits
-    if left.any():
-        node, seen = int(left.argmax()), list[int]()
-        while node not in seen:
-            seen.append(node)
-            node = int(next(child for parent, child in edges.tolist() if parent == node and left[child]))
-        cycle = [*seen[seen.index(node) :], node]
-        return f"edges: words {' -> '.join(map(str, cycle))} are a cycle; no word may be below itself"
-    roots = sorted(set(range(num_nodes)) - set(edges[:, 1].tolist()))
-    return f"edges: words {', '.join(map(str, roots))} have no parent; expected one root"
+    children, parents = [list[int]() for _ in range(num_nodes)], [list[int]() for _ in range(num_nodes)]
+    for parent, child in edges.tolist():
+        children[parent].append(child)
+        parents[child].append(parent)
+    waits = [len(below) for below in children]
+    done = [node for node, count in enumerate(waits) if not count]
+    for node in done:  # grows: a node is done when its children are
+        for parent in parents[node]:
+            waits[parent] -= 1
+            if not waits[parent]:
+                done.append(parent)
+    if len(done) < num_nodes:
+        node, path = next(node for node, count in enumerate(waits) if count), dict[int, None]()
+        while node not in path:
+            path[node] = None
+            node = next(child for child in children[node] if waits[child])
+        cycle = [*list(path)[list(path).index(node) :], node]
+        return f"edges: words {_few(cycle, ' -> ')} are a cycle; no word may be below itself"
+    roots = [node for node in range(num_nodes) if not parents[node]]
+    return f"edges: words {_few(roots)} have no parent; expected one root"
+
+
+def _few(words: Sequence[int], between: str = ", ") -> str:
+    """Return numbers of words for a message, at most MOST_NAMED."""
+    shown = [*map(str, words[:MOST_NAMED]), *(["..."] if len(words) > MOST_NAMED else [])]
+    return between.join(shown)
 
 
 @compiled

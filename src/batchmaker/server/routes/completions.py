@@ -135,8 +135,7 @@ async def _written(service: Service, job: _Job, choice: Continuation, writing: W
     async with aclosing(service.stream(job.ask.model, None, choice.request, job.sender)) as parts:  # type: ignore[type-var]
         async for part in parts:
             for token in tokens_in(part.outputs):
-                if writing.finished is None:
-                    yield writing.add(token)
+                yield writing.add(token)
             if writing.finished is not None:
                 return
     yield writing.end()
