@@ -23,7 +23,7 @@ from batchmaker.compile.whole_runs import WholeLengths, measured
 from batchmaker.engine.unfolder import Unfolder
 from batchmaker.errors import HandleError, InvalidRequestError, ModelError, OptionError, ShapeError
 from batchmaker.graph.cell_graph import CellGraph
-from batchmaker.graph.whole_runs import CROWDS, crowd_of
+from batchmaker.graph.whole_runs import CONCURRENCIES, level_of
 from batchmaker.lab.zoo.reference import PlainTypes, interpreted
 from batchmaker.model import whole_runs as binding
 from batchmaker.model.registry import CellRegistry
@@ -341,9 +341,9 @@ def test_torchs_own_layer_is_a_whole_form() -> None:
 # --- which runs ---------------------------------------------------------------------------------------------------
 
 
-def graph_of(use: Callable[[Any, Any], Any], x: list[int], least: int = 1, crowd: int = 0) -> tuple[CellGraph, Any]:
+def graph_of(use: Callable[[Any, Any], Any], x: list[int], least: int = 1, level: int = 0) -> tuple[CellGraph, Any]:
     registry = CellRegistry(only_steps="")
-    unfolding = Unfolding(Everything(use, least), registry, x, crowd=crowd)
+    unfolding = Unfolding(Everything(use, least), registry, x, level=level)
     unfolding.start()
     return unfolding.graph, registry
 
@@ -540,12 +540,12 @@ def test_the_form_is_chosen_by_length_and_by_how_many_are_in_flight(monkeypatch:
     assert timed(monkeypatch, steps, lambda batch, length: 1e-6).least == (2, 2, 2)
 
 
-def test_crowds_are_numbers_of_requests_in_flight() -> None:
-    assert [crowd_of(n) for n in (1, 2, 4, 5, 16, 17, 1000)] == [0, 1, 1, 2, 2, 2, 2]
-    assert len(CROWDS) == 3
+def test_levels_of_concurrency_are_numbers_of_requests_in_flight() -> None:
+    assert [level_of(n) for n in (1, 2, 4, 5, 16, 17, 1000)] == [0, 1, 1, 2, 2, 2, 2]
+    assert len(CONCURRENCIES) == 3
 
 
-def test_requests_alone_and_in_crowds_take_the_form_that_is_faster_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_alone_and_many_take_the_form_that_is_faster_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binding, "measured", lambda steps, whole, most: WholeLengths((2, NEVER, NEVER), "said"))
     engine, checks = checked(Everything(USES["its end"], None))
     x = words(9)
@@ -563,8 +563,8 @@ def test_requests_alone_and_in_crowds_take_the_form_that_is_faster_for_them(monk
 
         monkeypatch.setattr(Unfolder, "begin", begin)
         answers = engine.map([x] * 40, progress=False)
-        crowded = sum(count for count, others in began if count + others > 1)
-        assert crowded > 0
+        not_alone = sum(count for count, others in began if count + others > 1)
+        assert not_alone > 0
         assert whole_tasks(engine) - alone <= sum(count for count, others in began if count + others == 1)
     assert_right(engine, checks)
     assert all(same(answer, resolved(Plainly().read.run(x)), 1e-4) for answer in answers)

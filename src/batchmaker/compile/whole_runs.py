@@ -22,7 +22,7 @@ from batchmaker.compile.rounding import distance, is_apart, is_rounding, largest
 from batchmaker.compile.row_trial import Batch, TrialRows
 from batchmaker.errors import RAISED_BY_USERS, ModelError, OptionError, ShapeError, said_by
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.graph.whole_runs import CROWDS
+from batchmaker.graph.whole_runs import CONCURRENCIES
 from batchmaker.kernels.cpu.choice import example_task, least_s
 from batchmaker.kernels.cpu.loop import RecurrentLoop
 
@@ -258,7 +258,7 @@ class _SameTrial:
 @final
 @dataclass(frozen=True, slots=True)
 class WholeLengths:
-    """From how many steps on a run is expected to be faster as one node, for each of CROWDS. said: in words."""
+    """From how many steps on a run is expected to be faster as one node, for each of CONCURRENCIES. said: in words."""
 
     least: tuple[int, ...]
     said: str
@@ -272,8 +272,8 @@ def measured(steps: BoundCell, whole: BoundCell, max_batch: int) -> WholeLengths
     that are timed. For n > 1 the whole runs must be faster by _MIXED, since the others in their batch are longer.
     """
     least, said = list[int](), ""
-    for crowd in CROWDS:
-        batch = min(crowd, max_batch)
+    for concurrency in CONCURRENCIES:
+        batch = min(concurrency, max_batch)
         step_s, end_s, found = _step_s(steps, batch), time.perf_counter() + _ALL_S, _NEVER
         for length in _TIMED:
             (whole_s,) = least_s([partial(_called, whole, _rows_of(whole, batch, length))])
@@ -296,11 +296,12 @@ def said_of(least: Sequence[int]) -> str:
     """Return in words from which length on runs are one node. least: see WholeLengths."""
     if set(least) == {_NEVER}:
         return "runs are always steps"
-    named = ("alone", *(f"with up to {crowd} requests in flight" for crowd in CROWDS[1:-1]), "with more requests")
+    some = [f"with up to {concurrency} requests in flight" for concurrency in CONCURRENCIES[1:-1]]
+    named = ("alone", *some, "with more requests")
     lengths = ["as steps" if one == _NEVER else f"from {one} steps on" for one in least]
     if len(set(lengths)) == 1:
         return f"runs are one node {lengths[0]}, if nothing reads their steps"
-    each = ", ".join(f"{length} {crowd}" for length, crowd in zip(lengths, named, strict=True))
+    each = ", ".join(f"{length} {when}" for length, when in zip(lengths, named, strict=True))
     return f"runs are one node, if nothing reads their steps, by length: {each}"
 
 

@@ -44,16 +44,16 @@ class Arrivals:
         """The templates of all shapes seen."""
         return self._templates
 
-    def draw(self, tickets: Sequence[Ticket], crowd: int = 0) -> tuple[list[Drawn | None], list[Sight | None]]:
+    def draw(self, tickets: Sequence[Ticket], level: int = 0) -> tuple[list[Drawn | None], list[Sight | None]]:
         """Find the templates of these requests, and lay out their values.
 
         Returns two lists with one entry for each request: its template and values, or None if it must be unfolded; and
-        what `recorded` needs of it. A wrong request must be unfolded, because that raises its error. crowd: see
+        what `recorded` needs of it. A wrong request must be unfolded, because that raises its error. level: see
         Unfolding.
         """
         sights = self._templates.look(
             [(one.model_id, one.request, None if one.chunk is None else one.chunk.sequence.state) for one in tickets],
-            crowd,
+            level,
         )
         drawn: list[Drawn | None] = [None] * len(tickets)
         forms: dict[Hashable, tuple[list[int], list[Template], list[list[Leaf]]]] = {}

@@ -19,7 +19,7 @@ from batchmaker.engine.stats import DriverStats
 from batchmaker.engine.stop_tests import said_end
 from batchmaker.errors import RAISED_BY_USERS
 from batchmaker.graph.spec import CellType
-from batchmaker.graph.whole_runs import crowd_of
+from batchmaker.graph.whole_runs import level_of
 from batchmaker.model.cell import Cell
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.scope import CellTypes
@@ -76,8 +76,8 @@ class Unfolder:
         begin = time.perf_counter()
         entered = []
         now_s, has_run = self._clock.now_s(), False
-        crowd = crowd_of(num_in_flight + len(tickets)) if self._registry.forms_depend_on_crowds else 0
-        drawings, sights = self._drawn(tickets, crowd)
+        level = level_of(num_in_flight + len(tickets)) if self._registry.forms_depend_on_concurrency else 0
+        drawings, sights = self._drawn(tickets, level)
         self._learn_types(events)  # templates that other workers have proved may need more
         for ticket, drawn, sight in zip(tickets, drawings, sights, strict=True):
             answer = ticket.answer
@@ -89,7 +89,7 @@ class Unfolder:
             try:  # the model's own code, or what it returned
                 if given is None:
                     has_run = True
-                    unfolded: Unfolding | Template = self._unfolded(ticket, events, crowd)
+                    unfolded: Unfolding | Template = self._unfolded(ticket, events, level)
                     now_s = self._clock.now_s()
                 else:
                     unfolded = given[0]
@@ -133,25 +133,25 @@ class Unfolder:
                 events.append(GraphExtended(ticket.request_id, graph, now_s, unfolding.open, unfolding.take_dropped()))
         self.stats.unfold_s += time.perf_counter() - begin
 
-    def _drawn(self, tickets: Sequence[Ticket], crowd: int) -> tuple[list[Drawn | None], list[Sight | None]]:
+    def _drawn(self, tickets: Sequence[Ticket], level: int) -> tuple[list[Drawn | None], list[Sight | None]]:
         """Return the template and values of each request, and its view; None and None if it must be unfolded.
 
         If a request makes this raise, it is tried alone, and unfolded then: that raises its error, if it has one.
         """
         try:
-            return self._arrivals.draw(tickets, crowd)
+            return self._arrivals.draw(tickets, level)
         except RAISED_BY_USERS:  # its own classes, settings of its model, or its size
             if len(tickets) == 1:
                 return [None], [None]
-            alone = [self._drawn([ticket], crowd) for ticket in tickets]
+            alone = [self._drawn([ticket], level) for ticket in tickets]
             return [drawn for (drawn,), _ in alone], [sight for _, (sight,) in alone]
 
-    def _unfolded(self, ticket: Ticket, events: list[Event], crowd: int) -> Unfolding:
+    def _unfolded(self, ticket: Ticket, events: list[Event], level: int) -> Unfolding:
         """Run a request's unfold function to its first `yield` or its end. Raises all that it raises."""
         before = None if ticket.chunk is None else ticket.chunk.sequence.state
         try:
             types = self._models[ticket.model_id]
-            unfolding = Unfolding(ticket.model, types, ticket.request, self._max_nodes, before=before, crowd=crowd)
+            unfolding = Unfolding(ticket.model, types, ticket.request, self._max_nodes, before=before, level=level)
             unfolding.start()
             self._note_loops(unfolding)
         finally:

@@ -29,7 +29,7 @@ from batchmaker.graph.trees import (
     specs_of,
 )
 from batchmaker.graph.values import Chain, Hold, HostValues, NodeArray, Output, Value, ValueSequence
-from batchmaker.graph.whole_runs import CROWDS, PendingRun, WholeForm
+from batchmaker.graph.whole_runs import CONCURRENCIES, PendingRun, WholeForm
 
 Argument = Value | HostValues
 
@@ -48,7 +48,7 @@ class Recorder:
     max_nodes: NodeLimitError is raised beyond it, so an unfold function that never ends harms only its request.
     holds_values: record the nodes whose handles have all been dropped (`dropped`: first node, count), for unfold
     functions that wait. num_kept: the first numbers stand for nodes that have already run and whose outputs the
-    request's sequence keeps; the caller makes the handles to them. crowd: see `whole_runs.crowd_of`.
+    request's sequence keeps; the caller makes the handles to them. level: of concurrency, see `whole_runs.level_of`.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Recorder:
         *,
         holds_values: bool = False,
         num_kept: int = 0,
-        crowd: int = len(CROWDS) - 1,
+        level: int = len(CONCURRENCIES) - 1,
     ) -> None:
-        self._crowd = crowd
+        self._level = level
         self.max_nodes = max_nodes
         self.num_kept = num_kept
         self.num_nodes = num_kept
@@ -186,7 +186,7 @@ class Recorder:
             if argument is not None:
                 self.check(cell, port, argument)
         pending: PendingRun | None = None
-        if whole is not None and length >= whole.least[self._crowd]:
+        if whole is not None and length >= whole.least[self._level]:
             pending = PendingRun(cell, whole, first, length, sequences, init)
             self._pending.append(pending)
         else:

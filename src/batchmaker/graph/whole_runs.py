@@ -29,7 +29,7 @@ class WholeForm:
 
     copy: takes the inputs of a step and returns them. whole: takes, as memories, all inputs of the steps but the last,
     then those of the last step, then the initial state; it returns what the last step returns. least: for each of
-    CROWDS, the fewest steps of a run that takes this form. zeros: for each part of the state, one value.
+    CONCURRENCIES, the fewest steps of a run that takes this form. zeros: for each part of the state, one value.
     """
 
     copy: CellType
@@ -38,13 +38,13 @@ class WholeForm:
     zeros: tuple[HostValues, ...]
 
 
-CROWDS: Final = (1, 4, 16)
+CONCURRENCIES: Final = (1, 4, 16)
 """Numbers of requests in flight for which it is known which form is faster; more than the last are as the last."""
 
 
-def crowd_of(num_requests: int) -> int:
-    """Return which of CROWDS so many requests in flight are: the first that is not smaller."""
-    return bisect_left(CROWDS[:-1], num_requests)
+def level_of(num_requests: int) -> int:
+    """Return the level of concurrency: the place in CONCURRENCIES of the first that is not below these requests."""
+    return bisect_left(CONCURRENCIES[:-1], num_requests)
 
 
 @final

@@ -396,9 +396,9 @@ class CellRegistry:
         self._whole_runs.only_steps = why
 
     @property
-    def forms_depend_on_crowds(self) -> bool:
+    def forms_depend_on_concurrency(self) -> bool:
         """Whether the form of some runs depends on how many requests are in flight."""
-        return self._whole_runs.depend_on_crowds
+        return self._whole_runs.depend_on_concurrency
 
     def is_whole(self, type_id: TypeId) -> bool:
         """Whether the nodes of a type are whole runs."""

@@ -43,7 +43,7 @@ _log: Final = logging.getLogger(__name__)
 
 Key = tuple[int, int, Hashable, int]
 """What a template is kept under: a number for what unfolds it (a model's `unfold`, or its `unfold_chunk`), the id of
-the state before it, its shape, and the crowd that it came in (see Unfolding)."""
+the state before it, its shape, and the level of concurrency (see Unfolding)."""
 
 Sight = tuple[Key, list[Leaf], Template | None]
 """The view of a request for templates: its key, its values, its template or None. A tuple: each request has one."""
@@ -96,11 +96,11 @@ class TemplateCache:
         """Number of nodes of all kept templates."""
         return self._num_nodes
 
-    def look(self, requests: Sequence[tuple[int, Any, KeptState | None]], crowd: int = 0) -> list[Sight | None]:
+    def look(self, requests: Sequence[tuple[int, Any, KeptState | None]], level: int = 0) -> list[Sight | None]:
         """Return the known state of the shapes of requests of one turn; None where requests are always unfolded.
 
         requests: of each the number of its model, itself, and the state before it (see Unfolding; from `canonical`).
-        crowd: see Unfolding.
+        level: see Unfolding.
         """
         sights: list[Sight | None] = [None] * len(requests)
         asked: list[tuple[int, int, KeptState | None]] = []
@@ -120,7 +120,7 @@ class TemplateCache:
         for (place, function, before), shape, mine in zip(asked, shapes_of(values, leaves), leaves, strict=True):
             if shape is None:
                 continue
-            key = (function, id(before), shape, crowd)
+            key = (function, id(before), shape, level)
             known = self._known.get(key)
             if type(known) is not Template:
                 known = self._adopted(key, function, known)

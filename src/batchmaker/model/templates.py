@@ -138,9 +138,9 @@ def prove(
     request: Any,
     max_nodes: int,
     before: KeptState | None,
-    crowd: int = 0,
+    level: int = 0,
 ) -> Template:
-    """Return the template of a request's shape. All its cells must have types. cells: by type. crowd: see Unfolding.
+    """Return the template of a request's shape. All its cells must have types. cells: by type. level: see Unfolding.
 
     UnprovenError gives the reason if there is none.
     """
@@ -152,7 +152,7 @@ def prove(
         token = standing_in.set(stand_ins)
         try:
             function = reads.function("unfold" if before is None else "unfold_chunk")
-            unfolding = Unfolding(model, types, stand_in, max_nodes, before=before, function=function, crowd=crowd)
+            unfolding = Unfolding(model, types, stand_in, max_nodes, before=before, function=function, level=level)
             unfolding.start()
         except RAISED_BY_USERS as error:  # among them Looked, which the function may have caught
             why = (

@@ -24,7 +24,7 @@ from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.misuse import line_of
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES, Recorder
 from batchmaker.graph.values import Value, ValueSequence
-from batchmaker.graph.whole_runs import CROWDS
+from batchmaker.graph.whole_runs import CONCURRENCIES
 from batchmaker.model.cell import Cell
 from batchmaker.model.decisions import picked
 from batchmaker.model.model import Model
@@ -55,7 +55,7 @@ class Unfolding:
 
     - before: the previous state of the sequence; None for a request outside a sequence.
     - function: called in place of the model's own.
-    - crowd: how many requests are in flight, as `crowd_of` says it: whether runs are steps or one node depends on it.
+    - level: of concurrency, see `level_of`: whether runs are steps or one node depends on it.
 
     After `start` and each `resume`: `graph` is the new part, `open` tells whether the function waits, `awaited` lists
     the (node, output) it waits for, `dropped` the nodes it can no longer use. `after`, once it has ended: the state of
@@ -71,7 +71,7 @@ class Unfolding:
         *,
         before: KeptState | None = None,
         function: Callable[..., Any] | None = None,
-        crowd: int = len(CROWDS) - 1,
+        level: int = len(CONCURRENCIES) - 1,
     ) -> None:
         self._call_as = function
         self._model = model
@@ -82,7 +82,7 @@ class Unfolding:
         self._function = "unfold" if before is None else "unfold_chunk"
         waits = _waits(getattr(type(model), self._function))
         num_kept = 0 if before is None else before.num_nodes
-        self._recorder = Recorder(max_nodes, holds_values=waits, num_kept=num_kept, crowd=crowd)
+        self._recorder = Recorder(max_nodes, holds_values=waits, num_kept=num_kept, level=level)
         self._scope = UnfoldingScope(self._recorder, types)
         self._recorder.pick = picked
         self._yielded: Any = None

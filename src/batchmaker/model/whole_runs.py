@@ -11,7 +11,7 @@ from batchmaker.compile.whole_runs import WholeLengths, WholeRun, measured, prov
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues
-from batchmaker.graph.whole_runs import CROWDS, WholeForm
+from batchmaker.graph.whole_runs import CONCURRENCIES, WholeForm
 from batchmaker.model.cell import Cell, copying, whole_run
 from batchmaker.model.scope import Given
 
@@ -41,7 +41,7 @@ class WholeRuns:
         self._known: dict[tuple[Cell, TypeId], WholeForm | ModelError] = {}
         self._notes: dict[TypeId, dict[str, None]] = {}
         self._types: set[TypeId] = set()
-        self.depend_on_crowds = False
+        self.depend_on_concurrency = False
 
     def notes_of(self, type_id: TypeId) -> tuple[str, ...]:
         """Return from which length on runs of this type are one node, or why none is."""
@@ -92,12 +92,14 @@ class WholeRuns:
         copy = registry.known(copies) or registry.learn(copies, steps, given[:columns], prefix)
         self._types.add(whole.type_id)
         if cell.whole_from is not None:
-            found = WholeLengths((cell.whole_from,) * len(CROWDS), f"as whole_from says, {said_of((cell.whole_from,))}")
+            found = WholeLengths(
+                (cell.whole_from,) * len(CONCURRENCIES), f"as whole_from says, {said_of((cell.whole_from,))}"
+            )
         else:
             split = registry.bound[known.type_id].split(columns)
             found = measured(split, registry.bound[whole.type_id], cell.max_batch)
         self._note(known, found.said)
-        self.depend_on_crowds |= len(set(found.least)) > 1
+        self.depend_on_concurrency |= len(set(found.least)) > 1
         return WholeForm(copy, whole, found.least, tuple(map(_zero, state)))
 
     def _note(self, known: CellType, said: str) -> None:

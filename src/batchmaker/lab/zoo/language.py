@@ -49,11 +49,8 @@ class LanguageNetwork(nn.Module):
 
     vocabulary_size: int
     parts: tuple[StatePart, ...]
+    embeddings: nn.Embedding
     blocks: nn.ModuleList
-
-    @abstractmethod
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return [..., hidden] for tokens [...]."""
 
     @abstractmethod
     def head(self, x: Tensor) -> Tensor:
@@ -67,7 +64,7 @@ class LanguageNetwork(nn.Module):
         With tokens [n, steps] all steps of whole sequences, block by block: x [n, steps, hidden], and the state after
         the step `last` of each, [n]; by default the last one.
         """
-        x, after = self.embed(tokens), list[Tensor]()
+        x, after = self.embeddings(tokens), list[Tensor]()
         each = len(self.parts) // len(self.blocks)
         if tokens.dim() == 2 and last is None:
             last = torch.full((len(tokens),), tokens.shape[1] - 1)

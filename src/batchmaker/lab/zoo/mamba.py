@@ -111,10 +111,6 @@ class MambaNetwork(LanguageNetwork):
         self.lm_head = nn.Linear(hidden, vocabulary_size, bias=False)
         self.parts = (*(StatePart((inner,), dtype),) * (kernel - 1), StatePart((inner, state), "float32")) * layers
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        x: Tensor = self.embeddings(tokens)
-        return x
-
     def head(self, x: Tensor) -> Tensor:
         scores: Tensor = self.lm_head(self.norm_f(x))
         return scores

@@ -179,10 +179,6 @@ class RwkvNetwork(LanguageNetwork):
         feeding.time_mix_key.copy_(share)
         feeding.time_mix_receptance.copy_(share)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        x: Tensor = self.embeddings(tokens)
-        return x
-
     def head(self, x: Tensor) -> Tensor:
         scores: Tensor = self.lm_head(self.ln_out(x))
         return scores
