@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import uvloop
@@ -31,6 +33,21 @@ HANDSHAKE = (
     b"GET /v2/models/voice_activity/sequence?answers=binary HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
     b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 )
+
+
+class Server(NamedTuple):
+    port: int
+    pid: int
+
+
+class Measured(NamedTuple):
+    """Latency from when a frame was due; processor time a frame, of the event loop and of the busiest other thread."""
+
+    median_ms: float
+    p99_ms: float
+    loop_us: float
+    engine_us: float
+    answered: int
 
 
 class Stream(asyncio.Protocol):
@@ -76,8 +93,19 @@ def frames(count: int) -> list[bytes]:
     return [b"\x82\xfe" + (2048).to_bytes(2, "big") + bytes(4) + sound.tobytes() for sound in sounds]
 
 
-async def measure(port: int, num_streams: int, seconds: float, warm_s: float) -> tuple[float, float]:
-    """Return the median and the 99th percentile of latency in ms, over all frames due after `warm_s`."""
+def processor_s(pid: int) -> dict[str, float]:
+    """Return the seconds of processor time that each thread of a process has used; "loop" is the event loop's."""
+    threads = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        name = "loop" if task.name == str(pid) else task.name
+        with contextlib.suppress(OSError):  # it has ended
+            threads[name] = 1e-9 * int((task / "schedstat").read_text().split()[0])
+    return threads
+
+
+async def measure(server: Server, num_streams: int, seconds: float, warm_s: float) -> Measured:
+    """Return what so many streams took, over all frames due after `warm_s`."""
+    port = server.port
     loop = asyncio.get_running_loop()
     streams = [Stream() for _ in range(num_streams)]
     for stream in streams:
@@ -90,6 +118,7 @@ async def measure(port: int, num_streams: int, seconds: float, warm_s: float) ->
             for stream in streams:
                 stream.latencies.clear()
                 stream.refused.clear()
+            before = processor_s(server.pid)
         for place, stream in enumerate(streams):
             due_s = start_s + PERIOD_S * (tick + place / num_streams)
             ahead_s = due_s - time.perf_counter()
@@ -100,13 +129,20 @@ async def measure(port: int, num_streams: int, seconds: float, warm_s: float) ->
                 continue
             stream.transport.write(sounds[(tick + place) % len(sounds)])
         await asyncio.sleep(0)
+    after, answered = processor_s(server.pid), sum(len(stream.latencies) for stream in streams)
     await asyncio.sleep(0.5)
     for stream in streams:
         stream.transport.close()
     now_s = time.perf_counter()
     unanswered = [now_s - due_s for stream in streams for due_s in (*stream.due, *stream.refused)]
     latencies = [*unanswered, *(late for stream in streams for late in stream.latencies)]
-    return tuple(1e3 * np.percentile(latencies, (50, 99)))
+    used = sorted(((after[name] - before.get(name, 0.0), name) for name in after if name != "loop"), reverse=True)
+    return Measured(
+        *(1e3 * np.percentile(latencies, (50, 99))),
+        1e6 * (after["loop"] - before["loop"]) / max(answered, 1),
+        1e6 * used[0][0] / max(answered, 1),
+        answered,
+    )
 
 
 def main() -> None:
@@ -125,19 +161,23 @@ def main() -> None:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         try:
             port = int(server.stdout.readline().split()[1].rpartition(":")[2])
-            search(port, settings)
+            search(Server(port, server.pid), settings)
         finally:
             server.terminate()
             server.wait()
 
 
-def search(port: int, settings: argparse.Namespace) -> None:
+def search(server: Server, settings: argparse.Namespace) -> None:
     """Print what the given numbers of streams take, or double and halve until the most that hold is known to 5 %."""
 
     def holds(count: int) -> bool:
-        median, p99 = uvloop.run(measure(port, count, settings.seconds, settings.warm_seconds))
-        print(f"{count} streams: p50 {median:.1f} ms, p99 {p99:.1f} ms", flush=True)
-        return p99 < 1e3 * PERIOD_S
+        found = uvloop.run(measure(server, count, settings.seconds, settings.warm_seconds))
+        print(
+            f"{count} streams: p50 {found.median_ms:.1f} ms, p99 {found.p99_ms:.1f} ms; {found.answered} frames, of "
+            f"each {found.loop_us:.1f} us of the event loop's thread and {found.engine_us:.1f} us of the engine's",
+            flush=True,
+        )
+        return found.p99_ms < 1e3 * PERIOD_S
 
     if settings.streams:
         for count in settings.streams:

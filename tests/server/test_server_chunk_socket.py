@@ -19,12 +19,12 @@ from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferResponse
 from batchmaker.server.request_body import BodyBudget
-from batchmaker.server.served_model import Begun
 from batchmaker.server.signature import Signature, TensorSpec
+from batchmaker.server.statistics import ModelStatistics
 from batchmaker.server.tensors import Tensor
+from batchmaker.server.watch import Watch
 
 NUMBER = TensorSpec("n", "INT64", (1,))
-GONE = {"type": "websocket.disconnect", "code": 1005}
 
 
 class Connection:
@@ -34,62 +34,107 @@ class Connection:
         self.limits = Limits(**limits)
         self.bodies = BodyBudget(self.limits)
         self.connected: set[Any] = set()
+        self.num_conversations = 1
         self.is_open = True
-        self.incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.unread: list[bytes] = []
         self.num_read = 0
-        self.waiting: dict[int, asyncio.Future[None]] = {}
+        self.waiting: dict[int, Any] = {}
         self.begun: list[int] = []
         self.said: list[Any] = []
-        self.taken = asyncio.Event()
-        self.taken.set()
-        site = SimpleNamespace(service=SimpleNamespace(limits=self.limits), keys=KeyRing({}), bodies=self.bodies)
+        self.cancelled: list[int] = []
+        self.writable = True
+        self.closing: Any = None
+        self.watch = Watch()
+        self.planned: Any = None
+        self.statistics = ModelStatistics()
+        self.exchange = SimpleNamespace(send=self.send, hand_over=lambda: None)
+        self.sequence = object()
+        service = SimpleNamespace(limits=self.limits, disconnect=self.disconnect)
+        site = SimpleNamespace(service=service, keys=KeyRing({}), bodies=self.bodies)
         form = ChunkForm(Signature((NUMBER,), (NUMBER,), request="value"), {})
-        self.socket = ChunkSocket(site, self, self, form, key=None)  # type: ignore[arg-type]
+        self.socket = ChunkSocket(site, self, self, form, self, key=None)  # type: ignore[arg-type]
+        self.plan(0.0)
 
-    def start(self) -> asyncio.Task[Any]:
-        return asyncio.create_task(self.socket.run(self.receive, self.send))
+    # --- the client and its connection: what SocketProtocol does ---
 
     def sends(self, *numbers: int) -> None:
-        for number in numbers:
-            self.incoming.put_nowait({"type": "websocket.receive", "bytes": np.int64(number).tobytes()})
+        self.unread += [np.int64(number).tobytes() for number in numbers]
+        self.go_on()
 
-    async def receive(self) -> dict[str, Any]:
-        message = await self.incoming.get()
-        self.num_read += message["type"] == "websocket.receive"
-        return message
+    def go_on(self) -> None:
+        while self.unread and self.closing is None and self.socket.takes:
+            self.num_read += 1
+            self.socket.received(self.unread.pop(0))
 
-    async def send(self, message: dict[str, Any]) -> None:
-        await self.taken.wait()
-        said = json.loads(message["text"])
-        self.said.append(said.get("n", said.get("status")))
+    def leaves(self) -> None:
+        self.closing = "gone"
+        self.socket.lost("the client has gone", 1006)
+
+    def write(self, frames: bytes) -> None:
+        while frames:
+            begin = 2 if frames[1] < 126 else 4
+            size = frames[1] if begin == 2 else int.from_bytes(frames[2:4], "big")
+            said = json.loads(frames[begin : begin + size])
+            self.said.append(said.get("n", said.get("status")))
+            frames = frames[begin + size :]
+
+    def close(self, code: int = 0, reason: str = "") -> None:
+        if code:
+            self.closing = code
+        else:  # the sequence
+            self.is_open = False
+            self.cancelled += [number for number, chunk in self.waiting.items() if not chunk.done]
+
+    def plan(self, at_s: float) -> None:
+        self.planned = self.watch.plan(at_s, self, self.planned)
+
+    def look(self, now_s: float) -> None:
+        if self.closing is None and (next_s := self.socket.look(now_s)) is not None:
+            self.plan(next_s)
+
+    # --- the model and the sequence ---
+
+    def disconnect(self) -> None:
+        self.num_conversations -= 1
 
     def refused(self, fault: ServiceError) -> ServiceError:
         self.is_open = False
         return fault
 
-    def begin(self, request: Any, connected: Any) -> Begun:
-        number = int(request.inputs[0].data[0])
-        self.begun.append(number)
-        self.waiting[number] = asyncio.get_running_loop().create_future()
-        return Begun(request, self.waiting[number], None, 0.0, 0.0)  # type: ignore[arg-type]
+    def failed(self, error: BaseException, fault: ServiceError) -> ServiceError:
+        self.is_open = False
+        return fault
 
-    async def finish(self, begun: Begun) -> InferResponse:
-        await begun.answer
-        number = int(begun.request.inputs[0].data[0])
-        return InferResponse("m", "1", (Tensor("n", "INT64", np.array([number])),), "", frozenset({"n"}))
+    def count_refusal(self, fault: ServiceError) -> None:
+        pass
+
+    def fault_of(self, error: Any) -> Any:
+        if not isinstance(error, ServiceError):
+            raise error
+        return error
+
+    def send(self, sequence: Any, data: Any, deadline_ms: Any, chunk: Any) -> None:
+        self.begun.append(data)
+        self.waiting[data] = chunk
+
+    def response(self, request: Any, result: Any) -> InferResponse:
+        return InferResponse("m", "1", (Tensor("n", "INT64", np.array([result])),), "", frozenset({"n"}))
 
     def answer(self, number: int) -> None:
-        self.waiting[number].set_result(None)
+        self.settle(number, number, None)
 
     def fail(self, number: int) -> None:
-        self.is_open = False
-        self.waiting[number].set_exception(ServiceError(FaultKind.INTERNAL, "it failed"))
+        self.settle(number, None, ServiceError(FaultKind.INTERNAL, "it failed"))
 
+    def settle(self, number: int, result: Any, error: Any) -> None:
+        chunk = self.waiting[number]
+        chunk.settle(result, error, accepted=True)
+        self.socket.answered([chunk.lane])
 
-async def settled() -> None:
-    """Let everything happen that can happen now."""
-    for _ in range(50):
-        await asyncio.sleep(0)
+    async def closed(self) -> Any:
+        while self.closing is None:
+            await asyncio.sleep(0.001)
+        return self.closing
 
 
 @settings(deadline=None)
@@ -97,20 +142,17 @@ async def settled() -> None:
 def test_answers_leave_in_order_and_no_more_chunks_are_read_than_may_be_ahead(order, ahead):
     async def body():
         there = Connection(max_chunks_ahead=ahead)
-        running = there.start()
         there.sends(*range(6))
         ready = list(order)
         while len(there.said) < 6:
-            await settled()
             assert there.num_read - len(there.said) <= ahead
             assert there.begun == sorted(there.begun)
             assert there.said == sorted(there.said)
             for number in [number for number in ready if number in there.waiting][:1]:
                 ready.remove(number)
                 there.answer(number)
-        there.incoming.put_nowait(GONE)
-        assert await running is None
-        assert (there.bodies.held, there.connected) == (0, set())
+        there.leaves()
+        assert (there.bodies.held, there.connected, there.num_conversations) == (0, set(), 0)
 
     asyncio.run(body())
 
@@ -118,34 +160,15 @@ def test_answers_leave_in_order_and_no_more_chunks_are_read_than_may_be_ahead(or
 def test_a_client_that_takes_nothing_is_not_read_from():
     async def body():
         there = Connection(max_chunks_ahead=2)
-        there.taken.clear()
-        running = there.start()
+        there.writable = False
         there.sends(*range(9))
-        await settled()
         for number in (0, 1):
             there.answer(number)
-        await settled()
         assert (there.num_read, there.said) == (2, [])
-        there.taken.set()
-        await settled()
+        there.writable = True
+        there.socket.writable()
         assert (there.num_read, there.said) == (4, [0, 1])
-        there.incoming = asyncio.Queue()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    asyncio.run(body())
-
-
-def test_a_client_that_takes_nothing_for_too_long_is_left():
-    async def body():
-        there = Connection(write_seconds=0.01)
-        there.taken.clear()
-        running = there.start()
-        there.sends(1)
-        await settled()
-        there.answer(1)
-        assert await running is None
+        there.leaves()
 
     asyncio.run(body())
 
@@ -154,12 +177,11 @@ def test_what_is_computed_is_not_idle():
     """The model takes several times as long as a sequence may be idle."""
 
     async def body():
-        there = Connection(sequence_idle_seconds=0.01)
-        running = there.start()
+        there = Connection(sequence_idle_seconds=0.02)
         there.sends(1)
-        asyncio.get_running_loop().call_later(0.05, lambda: there.answer(1))
-        closing = await running
-        assert (there.said, closing.code) == ([1], 1008)
+        asyncio.get_running_loop().call_later(0.1, lambda: there.answer(1))
+        assert await there.closed() == 1008
+        assert there.said == [1]
 
     asyncio.run(body())
 
@@ -167,16 +189,12 @@ def test_what_is_computed_is_not_idle():
 def test_a_chunk_that_fails_is_the_last_that_is_answered():
     async def body():
         there = Connection()
-        running = there.start()
         there.sends(1, 2, 3)
-        await settled()
         there.fail(2)
         there.answer(3)
-        await settled()
         assert there.said == []  # the first has no answer yet
         there.answer(1)
-        assert (await running).code == 1011
-        assert there.said == [1, 500]
+        assert (there.said, there.closing) == ([1, 500], 1011)
 
     asyncio.run(body())
 
@@ -184,16 +202,13 @@ def test_a_chunk_that_fails_is_the_last_that_is_answered():
 def test_a_chunk_that_is_refused_is_the_last_and_those_before_it_are_answered():
     async def body():
         there = Connection()
-        running = there.start()
         there.sends(1, 2)
-        there.incoming.put_nowait({"type": "websocket.receive", "bytes": b"123"})
+        there.unread.append(b"123")
         there.sends(3)
-        await settled()
         assert (there.begun, there.num_read) == ([1, 2], 3)
         there.answer(1)
         there.answer(2)
-        assert (await running).code == 1011
-        assert (there.said, there.begun) == ([1, 2, 400], [1, 2])
+        assert (there.said, there.begun, there.closing) == ([1, 2, 400], [1, 2], 1011)
         assert there.bodies.held == 0
 
     asyncio.run(body())
@@ -205,10 +220,8 @@ def test_a_chunk_for_which_there_is_no_memory_waits_and_is_computed_then(own):
 
     async def body():
         there = Connection(max_total_body_bytes=12)
-        running = there.start()
         there.bodies.held = 0 if own else 9
         there.sends(*range(1 + own))
-        await settled()
         assert (there.begun, there.num_read) == ([0][:own], 1 + own)
         if own:
             there.answer(0)
@@ -216,10 +229,8 @@ def test_a_chunk_for_which_there_is_no_memory_waits_and_is_computed_then(own):
         while there.begun != [0, 1][: 1 + own]:
             await asyncio.sleep(0.001)
         there.answer(own)
-        await settled()
         assert there.said == [0, 1][: 1 + own]
-        there.incoming.put_nowait(GONE)
-        assert await running is None
+        there.leaves()
         assert there.bodies.held == 0
 
     asyncio.run(body())
@@ -227,11 +238,10 @@ def test_a_chunk_for_which_there_is_no_memory_waits_and_is_computed_then(own):
 
 def test_a_chunk_for_which_there_never_is_memory_is_refused_and_the_last():
     async def body():
-        there = Connection(max_total_body_bytes=12, write_seconds=0.01)
-        running = there.start()
+        there = Connection(max_total_body_bytes=12, write_seconds=0.1)
         there.bodies.held = 9
         there.sends(1, 2)
-        assert (await running).code == 1011
+        assert await there.closed() == 1011
         assert (there.said, there.begun, there.bodies.held) == ([503], [], 9)
 
     asyncio.run(body())
@@ -242,17 +252,15 @@ def test_a_chunk_that_waits_for_memory_is_not_lost_when_the_sequence_is_looked_a
 
     async def body():
         there = Connection(max_total_body_bytes=12, sequence_idle_seconds=0.02, max_chunks_ahead=4)
-        running = there.start()
         there.sends(1)
-        await settled()
         there.sends(2)
-        await asyncio.sleep(0.05)  # more than the sequence may be idle, with the first not answered
+        await asyncio.sleep(0.1)  # more than the sequence may be idle, with the first not answered
         assert there.begun == [1]
         there.answer(1)
         while there.begun != [1, 2]:
             await asyncio.sleep(0.001)
         there.answer(2)
-        assert (await running).code == 1008
+        assert await there.closed() == 1008
         assert there.said == [1, 2]
 
     asyncio.run(body())
@@ -262,17 +270,13 @@ def test_a_chunk_that_waits_for_memory_is_not_lost_when_the_sequence_is_looked_a
 def test_told_to_stop_it_answers_what_was_read(num_open):
     async def body():
         there = Connection(max_chunks_ahead=2)
-        running = there.start()
         there.sends(*range(num_open))
-        await settled()
-        for stop in there.connected:
+        for stop in tuple(there.connected):
             stop()
-        await settled()
         there.sends(7)
-        await settled()
         for number in range(num_open):
             there.answer(number)
-        assert (await running).code == 1001
+        assert there.closing == 1001
         assert (there.said, there.num_read) == (list(range(num_open)), num_open)
 
     asyncio.run(body())
@@ -281,25 +285,22 @@ def test_told_to_stop_it_answers_what_was_read(num_open):
 def test_a_client_that_leaves_gives_up_what_is_computed():
     async def body():
         there = Connection()
-        running = there.start()
         there.sends(1, 2)
-        await settled()
-        there.incoming.put_nowait(GONE)
-        assert await running is None
-        assert all(future.cancelled() for future in there.waiting.values())
+        there.leaves()
+        assert there.cancelled == [1, 2]
         assert there.bodies.held == 0
+        there.answer(1)  # it was too late to give it up
+        assert there.said == []
 
     asyncio.run(body())
 
 
-def test_a_defect_is_not_hidden():
+def test_a_defect_is_logged_and_closes_the_connection(caplog):
     async def body():
         there = Connection()
-        running = there.start()
         there.sends(1)
-        await settled()
-        there.waiting[1].set_exception(KeyError("a defect"))
-        with pytest.raises(KeyError):
-            await running
+        there.settle(1, None, KeyError("a defect"))
+        assert there.closing == 1011
 
     asyncio.run(body())
+    assert "a defect" in caplog.text

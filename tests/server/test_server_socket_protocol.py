@@ -8,17 +8,18 @@ import struct
 from typing import Any
 
 import pytest
-import uvicorn
 from uvicorn.server import ServerState
 
 from batchmaker.server.limits import Limits
 from batchmaker.server.request_body import BodyBudget
-from batchmaker.server.socket_protocol import LimitedSocketProtocol
+from batchmaker.server.socket_call import SocketCall
+from batchmaker.server.socket_protocol import SocketSite
+from batchmaker.server.watch import Watch
 
-HANDSHAKE = (
-    b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-)
+HEADERS = [
+    (b"host", b"a"), (b"upgrade", b"websocket"), (b"connection", b"Upgrade"), (b"sec-websocket-version", b"13"),
+    (b"sec-websocket-key", b"AAAAAAAAAAAAAAAAAAAAAA=="),
+]  # fmt: skip
 BINARY, CLOSE, PING, PONG = 2, 8, 9, 10
 MIB = 1 << 20
 
@@ -53,6 +54,9 @@ class Wire(asyncio.Transport):
     def close(self) -> None:
         self.is_closed = True
 
+    def abort(self) -> None:
+        self.is_closed = True
+
     def is_closing(self) -> bool:
         return self.is_closed
 
@@ -66,12 +70,11 @@ class Connection:
         self.reads = asyncio.Semaphore(0)
         self.read: list[Any] = []
         self.wire = Wire()
-        config = uvicorn.Config(
-            self._app, interface="asgi3", log_config=None, ws_ping_interval=None, lifespan="off", ws_max_size=16 * MIB
-        )
-        config.load()
-        self.protocol = LimitedSocketProtocol(self.bodies, config, ServerState(), {})
-        self.protocol.connection_made(self.wire)
+        self.state = ServerState()
+        site = SocketSite(self.bodies, Watch(), self.state)
+        scope = {"asgi": {}, "scheme": "http", "server": None, "client": None, "root_path": "", "headers": HEADERS}
+        self.call = SocketCall(self._app, site, self.wire, scope, lambda _: None)
+        self.protocol = self.call.protocol
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         self.read.append((await receive())["type"])
@@ -87,8 +90,12 @@ class Connection:
             if message["type"] == "websocket.disconnect":
                 return
 
+    def asks(self) -> None:
+        """The client asks for a WebSocket."""
+        self.call.begin("GET", b"/")
+
     async def opened(self) -> None:
-        self.protocol.data_received(HANDSHAKE)
+        self.asks()
         await settled()
         self.wire.written = b""
 
@@ -157,7 +164,7 @@ def test_where_memory_is_short_one_message_is_stored_and_no_connection_is_closed
 def test_what_a_client_sends_before_it_is_accepted_is_read_after_that() -> None:
     async def body() -> None:
         there = Connection()
-        there.protocol.data_received(HANDSHAKE)
+        there.asks()
         there.protocol.data_received(frame(BINARY, b"1") + frame(PING, b"2"))
         assert there.wire.written == b""
         await there.reads_next()
@@ -191,7 +198,7 @@ def test_a_refused_handshake_is_no_error_in_the_log(
 ) -> None:
     async def body() -> bytes:
         there = Connection(status)
-        there.protocol.data_received(HANDSHAKE)
+        there.asks()
         if behind:
             there.protocol.data_received(behind)
         await settled()
@@ -209,7 +216,7 @@ def test_a_refused_handshake_is_no_error_in_the_log(
 def test_a_client_that_leaves_before_it_is_refused_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         there = Connection(403)
-        there.protocol.data_received(HANDSHAKE)
+        there.asks()
         there.protocol.shutdown()
         await settled()
         there.protocol.connection_lost(None)
@@ -217,3 +224,100 @@ def test_a_client_that_leaves_before_it_is_refused_is_no_error_in_the_log(caplog
     with caplog.at_level(logging.WARNING):
         asyncio.run(body())
     assert caplog.records == []
+
+
+def test_a_client_that_reads_nothing_for_too_long_is_cut_off() -> None:
+    async def body() -> None:
+        there = Connection(write_seconds=0.05)
+        await there.opened()
+        there.protocol.pause_writing()
+        await asyncio.sleep(0.02)
+        assert not there.wire.is_closed
+        while not there.wire.is_closed:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(body())
+
+
+def test_a_client_that_reads_again_is_not() -> None:
+    async def body() -> None:
+        there = Connection(write_seconds=0.05)
+        await there.opened()
+        there.protocol.pause_writing()
+        there.protocol.resume_writing()
+        await asyncio.sleep(0.15)
+        assert not there.wire.is_closed
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("pieces", [1, 40])
+def test_a_message_that_comes_too_slowly_ends_the_connection(pieces: int) -> None:
+    async def body() -> None:
+        there = Connection(body_seconds=0.1)
+        await there.opened()
+        message = frame(BINARY, bytes(200))
+        for place in range(pieces):
+            there.protocol.data_received(message[place : place + 1])
+            await asyncio.sleep(0.005)
+        while not there.wire.is_closed:
+            await asyncio.sleep(0.01)
+        assert b"the message came too slowly" in there.wire.written
+        await there.reads_next()
+        assert there.read[-1] == "websocket.disconnect"
+
+    asyncio.run(body())
+
+
+def test_whole_messages_whose_ends_fall_into_other_reads_are_never_too_slow() -> None:
+    async def body() -> None:
+        there = Connection(body_seconds=0.2)
+        await there.opened()
+        messages = b"".join(frame(BINARY, b"%d" % number) for number in range(40))
+        for begin in range(0, len(messages), 7):  # each read but the last ends within a message
+            there.protocol.data_received(messages[begin : begin + 7])
+            await asyncio.sleep(0.01)
+        await there.reads_next(40)
+        assert there.read[1:] == [b"%d" % number for number in range(40)]
+
+    asyncio.run(body())
+
+
+def test_many_messages_in_one_read_do_not_hold_up_others() -> None:
+    """They are handled in turns of the event loop, in order, and pings among them are answered."""
+
+    async def body() -> None:
+        there = Connection()
+        await there.opened()
+        await there.reads_next(1)
+        for _ in range(1000):
+            there.reads.release()
+        there.protocol.data_received(
+            b"".join(frame(BINARY, b"%d" % number) for number in range(1000)) + frame(PING, b"")
+        )
+        assert len(there.read) < 1000
+        assert there.wire.written == b""
+        while len(there.read) < 1001:
+            await asyncio.sleep(0)
+        await settled()
+        assert there.read[1:] == [b"%d" % number for number in range(1000)]
+        assert there.wire.written == bytes([0x80 | PONG, 0])
+        assert there.bodies.held == 0
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("behind", [b"", frame(BINARY, b"late"), b"\x00" * 100])
+def test_what_comes_after_the_server_has_closed_is_not_read(behind: bytes) -> None:
+    async def body() -> None:
+        there = Connection()
+        await there.opened()
+        there.protocol.close(1001, "over")
+        assert there.wire.written == b"\x88\x06\x03\xe9over"
+        there.protocol.data_received(behind)
+        assert there.wire.is_closed == behind.startswith(b"\x00")  # what is no frame ends it at once
+        there.protocol.data_received(frame(CLOSE, struct.pack("!H", 1001)))
+        assert there.wire.is_closed
+        assert there.wire.written == b"\x88\x06\x03\xe9over"
+
+    asyncio.run(body())

@@ -24,14 +24,14 @@ from batchmaker.engine.loop import Loop
 from batchmaker.engine.observers import Onlooker
 from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES, SequenceLimit
 from batchmaker.engine.options import check_choice, check_flag, check_number, check_whole, checked_priority
-from batchmaker.engine.request import Settled, Ticket
+from batchmaker.engine.request import AnswerTaker, Settled, Ticket
 from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.setup import Drivers, choose_policy, make_driver, only_steps, prepare_scheduler, separated
 from batchmaker.engine.start import Start
 from batchmaker.engine.stats import DriverStats, ServiceStats, StepSeen
 from batchmaker.engine.submission import Room, Submitter, Tickets
 from batchmaker.engine.workers import Workers
-from batchmaker.errors import OptionError, StoppedError
+from batchmaker.errors import BatchmakerError, OptionError, StoppedError
 from batchmaker.executor.base import Executor
 from batchmaker.executor.processors import default_threads, found_processors
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
@@ -290,6 +290,32 @@ class Engine:
         """
         now_s = self._clock.now_s()
         return self._submitter.submit_many([sequence.ticket(chunk, None, now_s) for sequence, chunk in chunks])
+
+    def send_chunks(
+        self, chunks: Iterable[tuple[Sequence, Any, float | None, Any]], answers: AnswerTaker
+    ) -> list[tuple[Any, BatchmakerError]]:
+        """As `submit_chunks`, for a caller with chunks of many sequences, who gets the answers of a turn in one call.
+
+        chunks: of each its sequence, itself, `deadline_ms`, and anything that its caller knows it by: `Ticket.place`.
+        Returns those that are not accepted, by what they are known by, each with the error that `submit` would raise.
+        """
+        now_s = self._clock.now_s()
+        tickets: list[Ticket] = []
+        refused: list[tuple[Any, BatchmakerError]] = []
+        for sequence, chunk, deadline_ms, place in chunks:
+            try:
+                ticket = sequence.ticket(chunk, deadline_ms, now_s)
+            except BatchmakerError as error:
+                refused.append((place, error))
+                continue
+            ticket.answers, ticket.place = answers, place
+            tickets.append(ticket)
+        try:
+            if tickets:
+                self._submitter.send(tickets)
+        except BatchmakerError as error:
+            refused += [(ticket.place, error) for ticket in tickets]
+        return refused
 
     def open_sequence(
         self,

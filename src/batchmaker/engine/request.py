@@ -111,9 +111,17 @@ class SequenceEntry:
         return chunk.number > self.failed.get(chunk.era, chunk.number)
 
 
+class AnswerTaker(Protocol):
+    """Takes the answers to many requests of one caller, in blocks: one block for each turn of the engine."""
+
+    def put(self, block: list[Settled]) -> None:
+        """Take the answers of one turn. Called by the thread that answers; it must return at once."""
+        ...
+
+
 @final
 class Answers:
-    """The answers to many requests of one caller (`map`), in blocks: one block for each turn of the engine."""
+    """An AnswerTaker for a caller that blocks (`map`)."""
 
     __slots__ = ("_blocks",)
 
@@ -138,7 +146,7 @@ class Ticket:
       requests to arrive.
     - trial: an example request of the engine, to prove a model; it is not counted.
     - chunk: set if the request is a chunk of a sequence.
-    - answer: the object that the caller holds. `map` has `answers` instead, which takes the answer number `place`.
+    - answer: the object that the caller holds. Callers of many requests have `answers` instead. place: which of theirs.
     - has_place: it takes one of the places of `max_queue`.
     - worker: number of the one that must run it, because its sequence is there; None if any may. work: about how much
       there is to compute, beside other requests of the engine; see Workers.
@@ -155,8 +163,8 @@ class Ticket:
     finished_s: float | None = None
     num_cells = 0
     answer: Answer | None = None
-    answers: Answers | None = None
-    place = 0
+    answers: AnswerTaker | None = None
+    place: Any = 0
     has_place = False
     worker: int | None = None
     work = 1
@@ -242,12 +250,12 @@ class Outbox:
     def __init__(self) -> None:
         self.has_news = False
         self._by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-        self._together: dict[Answers, list[Settled]] = {}
+        self._together: dict[AnswerTaker, list[Settled]] = {}
 
     def deliver(self, outcomes: Iterable[Settled]) -> None:
         """Answer claimed tickets. Wakes waiting threads now, event loops and callers of `map` at the next flush."""
         alone: list[tuple[Answer, Any, BaseException | None]] = []
-        caller: Answers | None = None
+        caller: AnswerTaker | None = None
         block: list[Settled] = []
         for outcome in outcomes:
             ticket, result, error = outcome

@@ -201,6 +201,29 @@ class Submitter:
             tickets = self._submit(tickets)
         return answers
 
+    def send(self, tickets: list[Ticket]) -> None:
+        """Submit requests together, now, whose answers go to `Ticket.answers`. Raises as `submit` does; then none is.
+
+        Unlike the others it does not wait for the end of an event loop's turn: its caller has gathered them.
+        """
+        if self._room is not None and (taken := self._room.take(len(tickets))) < len(tickets):
+            self._room.leave(taken)
+            raise self._room.full()
+        self._send(tickets)
+
+    def _send(self, tickets: list[Ticket]) -> None:
+        """Send requests that have room."""
+        try:
+            for ticket in tickets:
+                ticket.has_place = self._room is not None
+            if not self._loop.is_running:
+                self._start()
+            self._loop.send(tickets)
+        except BaseException:
+            if self._room is not None:
+                self._room.leave(len(tickets))
+            raise
+
     def _submit(self, tickets: list[Ticket]) -> list[Ticket]:
         """Submit as many of these requests as have room, at least one. Return the others."""
         running = _get_running_loop()
@@ -300,12 +323,10 @@ class Submitter:
         """Send requests that have room. first: the number of the first one among all requests of this `map`."""
         try:
             tickets = make(requests)
-            for place, ticket in enumerate(tickets, first):
-                ticket.answers, ticket.place, ticket.has_place = answers, place, self._room is not None
-            if not self._loop.is_running:
-                self._start()
-            self._loop.send(tickets)
         except BaseException:
             if self._room is not None:
                 self._room.leave(len(requests))
             raise
+        for place, ticket in enumerate(tickets, first):
+            ticket.answers, ticket.place = answers, place
+        self._send(tickets)

@@ -146,8 +146,8 @@ class FleetServer:
         every_call_is_told = config.log.access or spans.enabled
         refusals = None if every_call_is_told else Refusals(self.balancer.room_of, access.answered, self._keys)
         connections = connections_of(config)
-        protocol = limited_protocol(config.limits, connections, refusals)
-        self.listener: HttpListener = listening(config, access.bodies, self.app, protocol)
+        protocol = limited_protocol(access.bodies, connections, refusals)
+        self.listener: HttpListener = listening(config, self.app, protocol)
         self._rpc = None if config.grpc_port is None else _make_rpc(config, access, spans, connections, self.front)
         self._serving: asyncio.Task[None] | None = None
         self.addresses: list[str] = []

@@ -20,8 +20,8 @@ from batchmaker.server.request_ids import HEADER
 from batchmaker.server.routes.chunks import PROTOCOL
 
 _CONNECT_S: Final = 10.0
-_GONE: Final = 1006
-"""The code of a connection that ended without a word (RFC 6455)."""
+_NO_CODE, _GONE = 1005, 1006
+"""How a connection ended without a code, or without a word (RFC 6455); neither is sent."""
 
 _KINDS: Final = {status: kind for kind, status in STATUS.items()}
 
@@ -87,7 +87,8 @@ async def _relay(socket: ClientConnection, receive: Receive, send: Send) -> None
         while True:
             message = await receive()
             if message["type"] == "websocket.disconnect":
-                await socket.close(message.get("code") or 1000, message.get("reason") or "")
+                code = message.get("code") or 1000
+                await socket.close(1001 if code in (_NO_CODE, _GONE) else code, message.get("reason") or "")
                 return
             data = message.get("bytes")
             await socket.send(message["text"] if data is None else data)

@@ -68,6 +68,8 @@ class KeyRing:
     ) -> None:
         self._clock = clock or RealClock()
         self._wrong = TokenBucket(WRONG_A_SECOND, WRONG_A_SECOND, self._clock)
+        self.num_replaced = 0
+        """How often the keys were replaced."""
         self.replace(keys, rate, burst, control)
 
     def replace(
@@ -81,6 +83,7 @@ class KeyRing:
         unknown = sorted(control - set(keys))
         if unknown:
             raise OptionError(f"control_keys names {unknown[0]!r}, but there is no key of that name")
+        self.num_replaced += 1
         self._digests = {name: _digest(key) for name, key in keys.items()}
         self._control = control
         self._buckets: dict[str, TokenBucket] = {}
@@ -119,18 +122,49 @@ class KeyRing:
             raise ServiceError(
                 FaultKind.UNAUTHENTICATED, f"{what}; send one as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
             )
-        bucket = self._buckets.get(holder) if counted else None
-        wait_s = bucket.take() if bucket is not None else 0.0
+        if counted:
+            self.count(self.bucket_of(holder))
+        return holder
+
+    def bucket_of(self, holder: str) -> TokenBucket | None:
+        """Return what limits the rate of a key; None if nothing does."""
+        return self._buckets.get(holder)
+
+    @staticmethod
+    def count(bucket: TokenBucket | None) -> None:
+        """Count a call with a key. Raises TOO_MANY above its rate."""
+        wait_s = 0.0 if bucket is None else bucket.take()
         if wait_s:
             raise ServiceError(
                 FaultKind.TOO_MANY, "too many requests with this API key; slow down", retry_after_s=wait_s
             )
-        return holder
 
     def check_control(self, holder: str) -> None:
         """Raise FORBIDDEN unless this holder of a key may load and unload models."""
         if self._control and holder not in self._control:
             raise ServiceError(FaultKind.FORBIDDEN, "this API key may not load or unload models")
+
+
+@final
+class KnownKey:
+    """A key that was accepted, for further calls with it: all keys are compared again only if they were replaced."""
+
+    __slots__ = ("_bucket", "_key", "_ring", "_seen")
+
+    def __init__(self, ring: KeyRing, key: str | None) -> None:
+        self._ring = ring
+        self._key = key
+        self._seen = 0
+        self._bucket: TokenBucket | None = None
+
+    def count(self) -> None:
+        """Count a call. Raises as `KeyRing.caller` does: the key may be gone, or its rate used up."""
+        ring = self._ring
+        if self._seen != ring.num_replaced:
+            self._bucket = ring.bucket_of(ring.caller(self._key, counted=False))
+            self._seen = ring.num_replaced
+        if self._bucket is not None:
+            ring.count(self._bucket)
 
 
 def _digest(key: str) -> bytes:

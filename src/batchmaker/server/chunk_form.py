@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 import msgspec
+import numpy as np
 
 from batchmaker.errors import unknown_name
 from batchmaker.server.answers import STATUS
@@ -16,8 +17,8 @@ from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse, Parameter, WantedOutput
 from batchmaker.server.parameters import call_options
 from batchmaker.server.pieces import at_once
-from batchmaker.server.signature import Signature, TensorSpec
-from batchmaker.server.tensors import from_raw, raw_width, to_raw
+from batchmaker.server.signature import Signature, TensorSpec, as_array
+from batchmaker.server.tensors import NUMPY, from_raw, raw_width, to_raw
 
 _KNOWN: Final = ("answers", "output", "deadline_ms", "priority")
 _ANSWERS: Final = ("json", "binary")
@@ -56,6 +57,17 @@ class ChunkForm:
         if answers not in _ANSWERS:
             raise invalid(f"answers must be json or binary, got {answers[:32]!r}")
         self._binary = answers == "binary"
+        self.deadline_ms = call_options(self._parameters).deadline_ms
+        self.plain = InferRequest((), self._outputs, "", self._parameters)
+        """What a chunk of plain values asks for."""
+        codes = signature.encode is not None or signature.decode is not None
+        self._values = None if codes or self._tensor is None else _values_form(self._tensor, limits)
+        self.takes_values = self._values is not None
+        """Whether `read_values` reads binary messages."""
+        self._given = signature.given(self._tensor) if self._tensor is not None else None
+        self._output = signature.plain_output if self._binary and not codes else None
+        self.gives_values = self._output is not None
+        """Whether `write_values` makes the answer."""
         if self._binary and not self._outputs and len(signature.outputs) != 1:
             names = ", ".join(spec.name for spec in signature.outputs)
             raise invalid(f"binary answers hold one output, and the model has {names}; name one as output=NAME")
@@ -81,6 +93,26 @@ class ChunkForm:
         )
         return InferRequest((tensor,), self._outputs, "", self._parameters)
 
+    def read_values(self, message: bytes | memoryview) -> Any:
+        """Return the argument of `unfold_chunk` of plain values, not copied. INVALID if they do not fit the input."""
+        values, tensor = self._values, self._tensor
+        assert values is not None
+        assert tensor is not None
+        assert self._given is not None
+        count, rest = divmod(len(message), values.row_bytes)
+        if rest or count > values.most_rows or (count != 1 and not values.varies):
+            asked = self.read(bytes(message))
+            return self._signature.to_request(asked.inputs, self._limits)  # which says what is wrong
+        data = np.frombuffer(message, values.dtype)
+        if values.shape is not None:
+            data = data.reshape(values.shape)
+        return self._given(data.item() if tensor.single else data)
+
+    def write_values(self, result: Any) -> bytes:
+        """Return the values of the only output, of a binary answer. ValueError, TypeError for what is no tensor."""
+        assert self._output is not None
+        return as_array(result).astype(self._output, copy=False).tobytes()
+
     def write(self, response: InferResponse) -> bytes | str:
         """Return the message that answers a chunk."""
         return to_raw(response.outputs[0]) if self._binary else write_generate(response, nulls=self._nulls).decode()
@@ -94,6 +126,29 @@ class ChunkForm:
         if request_id:
             said["id"] = request_id
         return msgspec.json.encode(said).decode()
+
+
+class _Values(NamedTuple):
+    """Plain values of the only input. shape: None if it has one dimension. varies: one of its dimensions does."""
+
+    dtype: np.dtype[Any]
+    row_bytes: int
+    most_rows: int
+    shape: tuple[int, ...] | None
+    varies: bool
+
+
+def _values_form(spec: TensorSpec, limits: Limits) -> _Values | None:
+    """Return how values are read in one step; None for datatypes that have to be converted, and shapes too large."""
+    if spec.datatype in ("BF16", "BOOL") or any(size > limits.max_sequence for size in spec.shape):
+        return None
+    fixed = [size for size in spec.shape if size != -1]
+    shape = None if len(spec.shape) == 1 else spec.shape
+    varies = -1 in spec.shape
+    row_bytes = raw_width(spec.datatype) * math.prod(fixed)
+    if not row_bytes:
+        return None
+    return _Values(NUMPY[spec.datatype], row_bytes, limits.max_sequence if varies else 1, shape, varies)
 
 
 def _only_tensor(signature: Signature) -> TensorSpec | None:

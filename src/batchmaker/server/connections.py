@@ -11,6 +11,7 @@ class Connection(Protocol):
 
     def close_idle(self) -> None:
         """Close it; no work is in progress."""
+        ...
 
 
 @final
@@ -63,6 +64,13 @@ class Connections:
         if not self._of_client[client]:
             del self._of_client[client]
         self._idle.pop(connection, None)
+
+    def hand_over(self, connection: Connection, to: Connection) -> None:
+        """Count another object in place of one, as the same connection, in which work is in progress."""
+        client = self._clients.pop(connection, None)
+        self._idle.pop(connection, None)
+        if client is not None:
+            self._clients[to] = client
 
     def busy(self, connection: Connection) -> None:
         """Note the beginning of a call."""

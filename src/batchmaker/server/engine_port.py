@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal, final
@@ -12,7 +12,9 @@ from batchmaker.clock import RealClock
 from batchmaker.engine import Answer, DriverStats, Engine, StepSeen, Ticket
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.heartbeat import Heartbeat
+from batchmaker.engine.request import AnswerTaker
 from batchmaker.engine.sequence import Sequence
+from batchmaker.errors import BatchmakerError
 from batchmaker.model.model import Model
 from batchmaker.server.parameters import CallOptions
 
@@ -99,6 +101,12 @@ class EnginePort:
             return _values(sequence.submit(request, deadline_ms=options.deadline_ms, stream=True))
         deadline_ms, priority = options.deadline_ms, options.priority
         return _values(self._engine.submit(request, deadline_ms=deadline_ms, priority=priority, stream=True))
+
+    def send_chunks(
+        self, chunks: Iterable[tuple[Sequence, Any, float | None, Any]], answers: AnswerTaker
+    ) -> list[tuple[Any, BatchmakerError]]:
+        """Submit chunks of many sequences; see Engine.send_chunks. The answers come in the engine's thread."""
+        return self._engine.send_chunks(chunks, answers)
 
     @property
     def takes_sequences(self) -> bool:

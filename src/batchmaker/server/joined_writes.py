@@ -40,6 +40,11 @@ class JoinedWrites:
         """Write the waiting data: an answer is complete, and need not wait for the others of this turn."""
         self._flush()
 
+    def plain(self) -> asyncio.Transport:
+        """Write the waiting data and return the transport itself."""
+        self._flush()
+        return self._transport
+
     def close(self) -> None:
         """Write the waiting data and close."""
         self._flush()

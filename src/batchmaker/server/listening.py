@@ -13,8 +13,6 @@ from starlette.types import ASGIApp
 
 from batchmaker.errors import OptionError
 from batchmaker.server.config import Config
-from batchmaker.server.request_body import BodyBudget
-from batchmaker.server.socket_protocol import limited_socket_protocol
 
 LAST_WRITES_S: Final = 5
 """Seconds for answers that are being written when a server ends."""
@@ -55,15 +53,12 @@ def address_of(config: Config, listener: socket.socket) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def listening(config: Config, bodies: BodyBudget, app: ASGIApp, protocol: type[asyncio.Protocol]) -> HttpListener:
+def listening(config: Config, app: ASGIApp, protocol: type[asyncio.Protocol]) -> HttpListener:
     """Return uvicorn with the server's settings, for a bound socket. OptionError for a certificate without use."""
     settings = uvicorn.Config(
         app,
         http=protocol,
-        ws=limited_socket_protocol(bodies),
-        ws_max_size=config.limits.max_body_bytes,
-        ws_ping_interval=None,  # an idle sequence ends, and TCP notices vanished clients
-        ws_per_message_deflate=False,
+        ws="none",  # see LimitedProtocol
         lifespan="off",
         proxy_headers=False,
         log_config=None,

@@ -15,21 +15,24 @@ from batchmaker.server.gate import key_in
 from batchmaker.server.joined_writes import JoinedWrites
 from batchmaker.server.limits import Limits
 from batchmaker.server.refusals import Refusals
-from batchmaker.server.request_body import DEPARTURE, WHOLE, Departure
+from batchmaker.server.request_body import DEPARTURE, WHOLE, BodyBudget, Departure
 from batchmaker.server.shared_connection import PROTOCOL, SharedConnection
-from batchmaker.server.socket_protocol import LimitedSocketProtocol
+from batchmaker.server.socket_call import SocketCall
+from batchmaker.server.socket_protocol import SocketSite
+from batchmaker.server.watch import Watch
 
 _LARGE_HEAD: Final = "the head of the request is too large"
 
 
 def limited_protocol(
-    limits: Limits, connections: Connections, refusals: Refusals | None = None, keys: KeyRing | None = None
+    bodies: BodyBudget, connections: Connections, refusals: Refusals | None = None, keys: KeyRing | None = None
 ) -> type[HttpToolsProtocol]:
     """Return the protocol class for uvicorn, which makes one object for each connection. See LimitedProtocol."""
+    watch = Watch()
 
     class Protocol(LimitedProtocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(limits, connections, refusals, keys, *args, **kwargs)
+            super().__init__(bodies, watch, connections, refusals, keys, *args, **kwargs)
 
     return Protocol
 
@@ -38,14 +41,16 @@ class LimitedProtocol(HttpToolsProtocol):
     """A protocol that writes the head and body of an answer together, and has limits for clients.
 
     A client has `body_seconds` for the head of a request, which may be `max_head_bytes` long, and again for the rest of
-    a body that nobody reads. connections: all open ones. refusals: answers calls without room as soon as their heads
-    have arrived; the rest of them is thrown away. keys: where the front of a fleet may share a connection among its
-    calls, to know it by. Calls find the values DEPARTURE and WHOLE in their scope's extensions.
+    a body that nobody reads. bodies: the budget of what WebSockets hold. watch: their deadlines. connections: all open
+    ones. refusals: answers calls without room as soon as their heads have arrived; the rest of them is thrown away.
+    keys: where the front of a fleet may share a connection among its calls, to know it by. Calls find the values
+    DEPARTURE and WHOLE in their scope's extensions.
     """
 
     def __init__(
         self,
-        limits: Limits,
+        bodies: BodyBudget,
+        watch: Watch,
         connections: Connections,
         refusals: Refusals | None,
         keys: KeyRing | None,
@@ -53,7 +58,9 @@ class LimitedProtocol(HttpToolsProtocol):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._limits = limits
+        self._limits: Limits = bodies.limits
+        self._bodies = bodies
+        self._watch = watch
         self._open_connections = connections
         self._refusals = refusals
         self._keys = keys
@@ -141,7 +148,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._open_connections.idle(self)  # the answer was complete before the end of the body
 
     def _should_upgrade(self) -> bool:
-        return super()._should_upgrade() or (self._keys is not None and self._get_upgrade() == PROTOCOL)
+        wanted = self._get_upgrade()
+        return wanted == b"websocket" or (self._keys is not None and wanted == PROTOCOL)
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection over, unless an answer is still due on it, which would be lost among the messages."""
@@ -151,10 +159,18 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self._keys is not None and self._get_upgrade() == PROTOCOL:
             self._share(self._keys)
         else:
-            super().handle_websocket_upgrade()
-            self._open_connections.busy(self)
-            taker = cast(LimitedSocketProtocol, self.transport.get_protocol())
-            taker.on_lost = lambda: self._open_connections.closed(self)
+            self._open_socket()
+
+    def _open_socket(self) -> None:
+        """Have a WebSocket go on with this connection; nothing here is needed any more."""
+        self.connections.discard(self)
+        opened = self._open_connections
+        transport = cast(JoinedWrites, self.transport).plain()
+        site = SocketSite(self._bodies, self._watch, self.server_state)
+        call = SocketCall(self.app, site, transport, cast(Scope, self.scope), opened.closed)
+        opened.hand_over(self, call.protocol)
+        transport.set_protocol(call.protocol)
+        call.begin(self.scope["method"], self.url)
 
     def _share(self, keys: KeyRing) -> None:
         """Let many calls share this connection from now on, if the front of the fleet asks for it."""

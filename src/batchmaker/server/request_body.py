@@ -63,11 +63,11 @@ class BodyBudget:
         """Return the bytes that a client holds."""
         return self._of_client[client]
 
-    def check(self, client: str) -> None:
-        """Raise UNAVAILABLE if all together, or this client, hold more than they may."""
-        if self.held > self._limits.max_total_body_bytes:
+    def check(self, client: str, count: int = 0) -> None:
+        """Raise UNAVAILABLE if all together, or this client, hold more than they may. count: of bytes more."""
+        if self.held + count > self._limits.max_total_body_bytes:
             raise _full("the server holds")
-        if not self.fits(client, 0):
+        if not self.fits(client, count):
             raise _full("the server holds for you")
 
     @property

@@ -187,13 +187,13 @@ def _make_server(config: Config, site: Site, spans: Spans, connections: Connecti
     app = make_app(site, spans, admin_apart=config.admin_port is not None, log_access=config.log.access)
     every_call_is_told = config.log.access or spans.enabled
     refusals = None if every_call_is_told else Refusals(site.service.repository.get, site.service.answered, site.keys)
-    return listening(config, site.bodies, app, limited_protocol(config.limits, connections, refusals, site.keys))
+    return listening(config, app, limited_protocol(site.bodies, connections, refusals, site.keys))
 
 
 def _make_admin_server(config: Config, site: Site, spans: Spans) -> HttpListener:
     app = make_admin_app(site, spans, log_access=config.log.access)
-    protocol = limited_protocol(config.limits, Connections(_ADMIN_CONNECTIONS, _ADMIN_CONNECTIONS))
-    return listening(config, site.bodies, app, protocol)
+    protocol = limited_protocol(site.bodies, Connections(_ADMIN_CONNECTIONS, _ADMIN_CONNECTIONS))
+    return listening(config, app, protocol)
 
 
 def _end_now() -> None:

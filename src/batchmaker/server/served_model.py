@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, nullcontext
-from typing import Any, Final, NamedTuple, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
-from batchmaker.engine import Answer, StepSeen, Ticket
+from batchmaker.engine import StepSeen, Ticket
 from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import BatchmakerError, InvalidRequestError, said_by
 from batchmaker.model.model import Model
 from batchmaker.server.chrome_trace import StepRing
+from batchmaker.server.chunk_exchange import ChunkExchange
+from batchmaker.server.chunk_form import ChunkForm
 from batchmaker.server.completions import completions_of
 from batchmaker.server.derive import signature_of
 from batchmaker.server.engine_port import EngineOptions, EnginePort
@@ -22,7 +24,7 @@ from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.parameters import CallOptions, call_options, check_id
 from batchmaker.server.sender import NOBODY, Sender
-from batchmaker.server.sequences import ConnectedSequence, OpenSequences, TakenChunk
+from batchmaker.server.sequences import ONE_SEQUENCE, ConnectedSequence, OpenSequences, TakenChunk, Wording
 from batchmaker.server.signature import Signature
 from batchmaker.server.statistics import ModelStatistics
 from batchmaker.server.tensors import Tensor
@@ -32,17 +34,11 @@ RETRY_AFTER_S = 1.0
 _END_S: Final = 5.0
 """Seconds for an idle engine to end; one that hangs is left behind."""
 
+_MOST_FORMS: Final = 64
+"""Queries whose form is kept for the next connection."""
+
 _Work = TypeVar("_Work")
-
-
-class Begun(NamedTuple):
-    """A request that the engine has got. Times are in seconds, by `time.perf_counter`."""
-
-    request: InferRequest
-    answer: Answer
-    chunk: TakenChunk | None
-    began_s: float
-    submitted_s: float
+_Formed = TypeVar("_Formed")
 
 
 @final
@@ -66,9 +62,11 @@ class ServedModel:
         self._single_outputs = self.signature.single_outputs
         self.statistics = ModelStatistics()
         self.sequences = OpenSequences(name, self._port, limits)
+        self.exchange = ChunkExchange(self._port, self.statistics)
         self.steps = StepRing(trace_steps)
         self.connected: set[Callable[[], None]] = set()
         """For each open connection with a sequence, a function that tells it to read no further."""
+        self._forms: dict[tuple[tuple[str, str], ...], ChunkForm] = {}
         self._closing = False
         self._port.watch(self._settled, self._stepped if trace_steps else None)
 
@@ -126,11 +124,11 @@ class ServedModel:
         """A call got this error before the engine had its request."""
         self.statistics.refused[fault.kind] += 1
 
-    def connect(self, sender: Sender, priority: int) -> ConnectedSequence:
-        """Begin the sequence of one connection. Raises ServiceError: see OpenSequences.connect, and check_room."""
+    def connect(self, sender: Sender, priority: int, wording: Wording = ONE_SEQUENCE) -> ConnectedSequence:
+        """Begin a sequence of one connection. Raises ServiceError: see OpenSequences.connect, and check_room."""
         try:
             self._check_room()
-            return self.sequences.connect(sender, priority)
+            return self.sequences.connect(sender, priority, wording)
         except ServiceError as fault:
             self.count_refusal(fault)
             raise
@@ -140,32 +138,43 @@ class ServedModel:
 
         sender: whose sequences it may go on with.
         """
-        return await self.finish(self.begin(request, sender))
-
-    def begin(
-        self, request: InferRequest, sender: Sender = NOBODY, connected: ConnectedSequence | None = None
-    ) -> Begun:
-        """Hand a request to the engine. Raises ServiceError if it is refused. `finish` must follow.
-
-        sender: whose sequences it may go on with. connected: the sequence of the request's connection.
-        """
         began_s = time.perf_counter()
-        answer, chunk = self._accept(request, sender, self._port.submit, connected)
-        return Begun(request, answer, chunk, began_s, time.perf_counter())
-
-    async def finish(self, begun: Begun) -> InferResponse:
-        """Return the answer of a request that was begun. Otherwise as `infer`."""
-        with begun.chunk or nullcontext():
-            result = await self._guarded(begun.answer)
+        answer, chunk = self._accept(request, sender, self._port.submit)
+        submitted_s = time.perf_counter()
+        with chunk or nullcontext():
+            result = await self._guarded(answer)
             answered_s = time.perf_counter()
-            outputs = self._tensors(self._outputs, result, begun.request)
-        statistics = self.statistics
-        ended_s = time.perf_counter()
-        statistics.first_response_s.add(answered_s - begun.began_s)
-        statistics.input_s += begun.submitted_s - begun.began_s
-        statistics.output_s += ended_s - answered_s
-        statistics.duration_s.add(ended_s - begun.began_s)
-        return InferResponse(self.name, self.version, outputs, begun.request.id, self._single_outputs)
+            response = self.response(request, result)
+        self.statistics.input_s += submitted_s - began_s
+        self.statistics.note_answer(began_s, answered_s, time.perf_counter())
+        return response
+
+    def response(self, request: InferRequest, result: Any) -> InferResponse:
+        """Return the response to a request with this result. INTERNAL if the result is not what the model declares."""
+        outputs = self._formed(self._outputs, result, request)
+        return InferResponse(self.name, self.version, outputs, request.id, self._single_outputs)
+
+    def chunk_form(self, query: Mapping[str, str], *, nulls: bool) -> ChunkForm:
+        """Return the form of a connection's chunks, the same for all with this query. Raises as ChunkForm does."""
+        asked = tuple(query.items())
+        form = self._forms.get(asked)
+        if form is None:
+            form = ChunkForm(self.signature, query, self._limits, nulls=nulls)
+            if len(self._forms) < _MOST_FORMS:
+                self._forms[asked] = form
+        return form
+
+    def values_of(self, write: Callable[[Any], bytes], result: Any) -> bytes:
+        """Return what `write` makes of a result. INTERNAL if the result is not what the model declares."""
+        return self._formed(write, result)
+
+    def read_chunk(self, request: InferRequest, sequence: ConnectedSequence) -> tuple[CallOptions, Any]:
+        """Return the options of a chunk of a connection, and the argument of `unfold_chunk`. ServiceError if wrong."""
+        check_id(request.id)
+        options = call_options(request.parameters)
+        sequence.check(options)
+        self.signature.check_outputs(request.outputs)
+        return options, self._encoded(self.signature.to_request(request.inputs, self._limits))
 
     async def stream(self, request: InferRequest, sender: Sender = NOBODY) -> AsyncIterator[InferResponse]:
         """Yield a request's values as they are computed; see Signature.to_part. Otherwise as `infer`."""
@@ -186,7 +195,7 @@ class ServedModel:
                     if first:
                         self.statistics.first_response_s.add(time.perf_counter() - begin)
                         first = False
-                    outputs = self._tensors(self.signature.to_part, value)
+                    outputs = self._formed(self.signature.to_part, value)
                     yield InferResponse(self.name, self.version, outputs, request.id, single)
 
     def _accept(
@@ -194,19 +203,18 @@ class ServedModel:
         request: InferRequest,
         sender: Sender,
         ask: Callable[[Any, CallOptions, Sequence | None], _Work],
-        connected: ConnectedSequence | None = None,
     ) -> tuple[_Work, TakenChunk | None]:
         """Count a request as accepted; return the result of `ask` and its place in a sequence if it has one.
 
         Raises ServiceError for a refused request, which ends the sequence that it is a chunk of.
         """
         try:
-            options, data = self._read(request, sender, connected)
-            chunk = self.sequences.take(options, sender) if connected is None else connected.take(options)
+            options, data = self._read(request, sender)
+            chunk = self.sequences.take(options, sender)
             try:
                 work = ask(data, options, None if chunk is None else chunk.sequence)
             except BatchmakerError as error:  # the engine has not got it
-                fault = self._fault(error)
+                fault = self.fault_of(error)
                 raise (fault if chunk is None else chunk.refused(fault)) from error
         except ServiceError as fault:
             self.count_refusal(fault)
@@ -215,22 +223,18 @@ class ServedModel:
         self.statistics.accepted_chunks += chunk is not None
         return work, chunk
 
-    def _read(
-        self, request: InferRequest, sender: Sender, connected: ConnectedSequence | None
-    ) -> tuple[CallOptions, Any]:
+    def _read(self, request: InferRequest, sender: Sender) -> tuple[CallOptions, Any]:
         """Return a request's options and the argument of `unfold`. ServiceError if it is wrong or there is no room."""
         try:
             check_id(request.id)
             options = call_options(request.parameters)
-            if connected is None and (options.chunk is None or options.chunk.start):
+            if options.chunk is None or options.chunk.start:
                 self._check_room()
-            elif connected is None and self._closing:
+            elif self._closing:
                 self._check_ready()
             self.signature.check_outputs(request.outputs)
             return options, self._encoded(self.signature.to_request(request.inputs, self._limits))
         except ServiceError as fault:
-            if connected is not None:
-                raise connected.refused(fault) from fault.__cause__
             raise self.sequences.refused(request.parameters, sender, fault) from fault.__cause__
 
     def _encoded(self, given: Any) -> Any:
@@ -240,11 +244,11 @@ class ServedModel:
         try:
             return self.signature.encode(given)
         except BatchmakerError as error:
-            raise self._fault(error) from error
+            raise self.fault_of(error) from error
         except Exception as error:
             wrong = InvalidRequestError(f"encode raised {said_by(error)}")
             wrong.__cause__ = error  # for the log, not for the client
-            raise self._fault(wrong) from error
+            raise self.fault_of(wrong) from error
 
     def _outputs(self, result: Any, request: InferRequest) -> tuple[Tensor, ...]:
         """Return the requested outputs. ValueError if the model's `decode` raises."""
@@ -265,9 +269,9 @@ class ServedModel:
         except Exception as error:
             if not isinstance(error, BatchmakerError):
                 self.statistics.accepted -= 1  # the engine has not got it
-            raise self._fault(error) from error
+            raise self.fault_of(error) from error
 
-    def _fault(self, error: BaseException) -> ServiceError:
+    def fault_of(self, error: BaseException) -> ServiceError:
         """Return the fault that the client sees for an error of the engine."""
         fault = fault_of(error)
         if self._closing and fault.kind is FaultKind.CANCELLED:
@@ -276,7 +280,7 @@ class ServedModel:
             _LOG.warning("request failed", extra={"model": self.name, "error": f"{type(error).__name__}: {error}"})
         return fault
 
-    def _tensors(self, form: Callable[..., tuple[Tensor, ...]], *values: Any) -> tuple[Tensor, ...]:
+    def _formed(self, form: Callable[..., _Formed], *values: Any) -> _Formed:
         try:
             return form(*values)
         except (ValueError, TypeError, KeyError) as error:
@@ -290,7 +294,7 @@ class ServedModel:
 
     def hang_up(self) -> None:
         """Let every connection with a sequence answer the chunks it has read, and end."""
-        for stop in self.connected:
+        for stop in tuple(self.connected):
             stop()
 
     async def close(self, within_s: float) -> bool:

@@ -13,7 +13,6 @@ from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.parameters import named_sequence
 from batchmaker.server.repository import Repository
 from batchmaker.server.sender import NOBODY, Sender
-from batchmaker.server.sequences import ConnectedSequence
 from batchmaker.server.served_model import ServedModel
 
 AnsweredCalls = Counter[tuple[str, str]]
@@ -107,21 +106,16 @@ class Service:
             return fault
         return served.sequences.refused(parameters, sender, fault)
 
-    @contextmanager
-    def connected(
-        self, model: str, version: str | None, sender: Sender, priority: int
-    ) -> Iterator[tuple[ServedModel, ConnectedSequence]]:
-        """Begin the sequence of one connection; the end of the block ends it and cancels unanswered chunks.
+    def connect(self, model: str, version: str | None) -> ServedModel:
+        """Begin a conversation of sequences: see `disconnect`. Raises ServiceError as `infer` does."""
+        self._check_open()
+        served = self.repository.get(model, version)
+        self.num_open += 1
+        return served
 
-        Raises ServiceError as `infer` does, and if no more sequences may be open.
-        """
-        with self.conversation():
-            served = self.repository.get(model, version)
-            sequence = served.connect(sender, priority)
-            try:
-                yield served, sequence
-            finally:
-                sequence.close()
+    def disconnect(self) -> None:
+        """End a conversation that `connect` has begun."""
+        self.num_open -= 1
 
     async def infer(
         self,

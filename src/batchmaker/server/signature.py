@@ -97,6 +97,19 @@ class Signature:
             return given[self.inputs[0].name]
         return given[self.alone] if self.alone is not None and set(given) == {self.alone} else given
 
+    def given(self, spec: TensorSpec) -> Callable[[Any], Any]:
+        """Return what makes the client's input of the value of this input, if no other is given; see to_request."""
+        if self.request == "value" or self.alone == spec.name:
+            return lambda value: value
+        name = spec.name
+        return lambda value: {name: value}
+
+    @property
+    def plain_output(self) -> np.dtype[Any] | None:
+        """The dtype of the only output, if the result itself is its values; None if they have to be converted."""
+        plain = self.result == "value" and self.outputs[0].datatype not in ("BF16", "BYTES")
+        return NUMPY[self.outputs[0].datatype] if plain else None
+
     def check_input(self, name: str, datatype: str, shape: Sequence[int], limits: Limits) -> TensorSpec:
         """Return the input of this name. INVALID if there is none, or it takes no tensor of this datatype and shape."""
         specs = {spec.name: spec for spec in self.inputs}
@@ -214,6 +227,8 @@ def _converted(spec: TensorSpec, tensor: Tensor) -> NDArray[Any]:
 def as_array(value: Any) -> NDArray[Any]:
     """Return a tensor, number, string, or a list of them as an array. ValueError for anything else."""
     if isinstance(value, torch.Tensor):
+        if value.is_cpu and not value.requires_grad and value.dtype != torch.bfloat16:
+            return value.numpy()
         value = value.detach().cpu()
         return np.asarray(value.float() if value.dtype == torch.bfloat16 else value)
     if isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor):

@@ -1,206 +1,438 @@
-"""uvicorn's WebSocket protocol, with limits on a client's partial, unread and stored messages."""
+"""WebSocket connections: frames, flow control, and limits on a client's partial, unread and stored messages."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol, final
 
-from uvicorn.protocols.utils import ClientDisconnected
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.exceptions import InvalidState
-from websockets.frames import Frame
+from websockets.exceptions import ProtocolError
+from websockets.frames import Close
 
+from batchmaker.server.message_reader import (
+    CLOSE,
+    NOT_TEXT,
+    PING,
+    PONG,
+    PROTOCOL_ERROR,
+    ControlFrame,
+    MessageReader,
+    WrongFrameError,
+    frame_of,
+)
 from batchmaker.server.request_body import BodyBudget, HeldBytes
+from batchmaker.server.watch import Watch, WatchEntry
+
+_LOG = logging.getLogger("batchmaker.server")
+
+SOCKET: Final = "batchmaker.socket"
+"""Extension of ASGI, in a WebSocket's scope: its SocketProtocol, for a conversation that needs no task."""
 
 _PIECE: Final = 16_384
-"""Bytes that are parsed at once: a read may hold thousands of messages, each larger in memory than on the wire."""
+"""So many bytes of a message that is not whole are held whatever others hold."""
 
 _AHEAD: Final = 1 << 20
-"""Bytes of messages that one connection stores before its application reads them."""
+"""Bytes of messages that one connection stores before they are taken."""
 
 _OBJECT: Final = 512
 """Bytes that a stored message takes in memory beside its own."""
 
+_TOGETHER: Final = 64
+"""Messages of one connection that are handled before others have their turn."""
 
-def limited_socket_protocol(budget: BodyBudget) -> type[WebSocketsSansIOProtocol]:
-    """Return the protocol class for uvicorn, which makes one object for each connection."""
+_LAST_WORD_S: Final = 10.0
+"""Seconds for a client to answer that the connection is closed."""
 
-    class SocketProtocol(LimitedSocketProtocol):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(budget, *args, **kwargs)
+_ABNORMAL: Final = 1006
+"""How a connection has ended that was not closed (RFC 6455, section 7.4.1)."""
 
-    return SocketProtocol
+_CONNECTING, _OPEN, _CLOSING, _ENDED = range(4)
 
 
-class LimitedSocketProtocol(WebSocketsSansIOProtocol):
-    """A protocol that stores a bounded number of bytes ahead of its application, and counts them in the budget.
+class Conversation(Protocol):
+    """What takes the messages of a connection."""
 
-    Messages are parsed before they are read, so pings among them are answered though the messages wait. Parsing stops
-    with `_AHEAD` bytes stored, or with any if half of the budget is used or its client holds as much as it may. Reading
-    from the client stops only if more data then comes, since each stop and start is a call of the system. A message has
-    `body_seconds` to arrive in, unless the application lets it wait. Fragments are joined as they come, however small.
-    Pings of a client that does not read are not answered. What a client that has gone left unread is dropped.
+    @property
+    def takes(self) -> bool:
+        """Whether it takes a message now. If not, it calls SocketProtocol.go_on when it does again."""
+        ...
+
+    def received(self, message: bytes | str) -> None:
+        """Take a message."""
+        ...
+
+    def writable(self) -> None:
+        """The client has read what was written; see SocketProtocol.writable."""
+        ...
+
+    def lost(self, why: str, code: int) -> None:
+        """Nothing more comes or goes: the connection has ended, and not by SocketProtocol.close. Called once.
+
+        code: the client's, or 1006.
+        """
+        ...
+
+    def look(self, now_s: float) -> float | None:
+        """Do what is due. Returns when to look again, None for not at all."""
+        ...
+
+
+@final
+class SocketSite:
+    """What the connections of one server share. most_bytes: of a message. state: uvicorn's."""
+
+    __slots__ = ("bodies", "most_bytes", "state", "watch")
+
+    def __init__(self, bodies: BodyBudget, watch: Watch, state: Any) -> None:
+        self.bodies = bodies
+        self.watch = watch
+        self.state = state
+        self.most_bytes = bodies.limits.max_body_bytes
+
+
+@final
+class SocketProtocol(asyncio.Protocol):
+    """One connection, from the end of its handshake. It hands messages to a conversation when that takes them.
+
+    Messages are read ahead, so pings among them are answered though the messages wait. Reading ahead stops with
+    `_AHEAD` bytes stored, or with any if half of the budget is used or its client holds as much as it may. Receiving
+    stops only if more data then comes, since each stop and start is a call of the system. A message has `body_seconds`
+    to arrive in, unless it has to wait. A client has `write_seconds` to read what was written. Pings of a client that
+    does not read are not answered. What a client that has gone left unread is dropped.
+
+    There is no task and no timer of its own, and a message costs a few calls.
     """
 
-    def __init__(self, budget: BodyBudget, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._budget = budget
-        self._unparsed = b""
-        self._sizes: deque[int] = deque()  # of the stored messages
-        self._stored = 0
-        self._held = HeldBytes(budget, "")
-        self._stopped = False
-        self._timer: asyncio.TimerHandle | None = None
-        self.on_lost: Callable[[], None] = lambda: None
+    __slots__ = (
+        "_conversation", "_held", "_loop", "_on_lost", "_partial_since_s", "_planned", "_reader", "_site", "_state",
+        "_stopped", "_stored", "_stored_bytes", "_transport", "_turn_waits", "_unread_since_s", "_until_s", "_works",
+        "client",
+    )  # fmt: skip
 
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._held.client = self.client[0] if self.client else ""
+    def __init__(
+        self, site: SocketSite, transport: asyncio.Transport, client: str, conversation: Conversation,
+        on_lost: Callable[[SocketProtocol], None],
+    ) -> None:  # fmt: skip
+        """client: its address. conversation: what takes messages until `hand_over`. on_lost: called at the end."""
+        self._site = site
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._conversation = conversation
+        self._on_lost = on_lost
+        self.client = client
+        self._reader = MessageReader(site.most_bytes)
+        self._held = HeldBytes(site.bodies, client)
+        self._state = _CONNECTING
+        self._stored: deque[bytes | str] | None = None
+        self._stored_bytes = 0
+        self._stopped = False  # receiving
+        self._works = False
+        self._turn_waits = False  # more has come than is handled in one turn
+        self._planned: WatchEntry | None = None
+        self._partial_since_s: float | None = None
+        self._unread_since_s: float | None = None
+        self._until_s: float | None = None  # for the client to answer that the connection is closed
+        site.state.connections.add(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._unparsed = b""
-        self._disarm()
-        self._drop_stored()
-        self._held.release()
-        self.on_lost()
-        super().connection_lost(exc)
+    # --- for the conversation ----------------------------------------------------------------------------------------
 
-    def handle_close(self, event: Frame) -> None:
-        self._drop_stored()
-        super().handle_close(event)
+    @property
+    def is_open(self) -> bool:
+        return self._state == _OPEN
 
-    def _drop_stored(self) -> None:
-        """Forget what the application has not read: nobody waits for its answers."""
-        kept = [self.queue.get_nowait() for _ in range(self.queue.qsize())]
-        for message in kept:
-            if message["type"] != "websocket.receive":
-                self.queue.put_nowait(message)
-        self._sizes.clear()
-        self._stored = 0
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing that is written arrives any more."""
+        return self._state == _ENDED or self._transport.is_closing()
+
+    @property
+    def writable(self) -> bool:
+        """Whether to write: not while the client leaves much unread."""
+        return self._unread_since_s is None
+
+    def answer_handshake(self, answer: bytes, *, opened: bool) -> None:
+        """Send the answer. opened: the connection is open then; otherwise it is refused, and ends."""
+        self._transport.write(answer)
+        if opened:
+            self._state = _OPEN
+            self.go_on()
+        else:
+            self._state = _ENDED
+            self._transport.close()
+
+    def is_taken_by(self, conversation: Conversation) -> bool:
+        """Whether this takes the messages."""
+        return self._conversation is conversation
+
+    def hand_over(self, conversation: Conversation) -> None:
+        """Have this take all messages from now on."""
+        self._conversation = conversation
+        if self._state == _ENDED:
+            self._end("the client has gone")
+            return
+        self.plan(self._loop.time())
+        self.go_on()
+
+    def write(self, frames: bytes) -> None:
+        """Send frames."""
+        if self._state == _OPEN:
+            self._transport.write(frames)
+
+    def go_on(self) -> None:
+        """Hand over what waits, if it is taken now."""
+        if self._works or self._turn_waits or self._state not in (_OPEN, _CLOSING):
+            return
+        if self._stored or self._reader.num_unread or self._stopped:
+            self._work()
+
+    def plan(self, at_s: float) -> None:
+        """Have the conversation's `look` be called no later than this."""
+        self._planned = self._site.watch.plan(at_s, self, self._planned)
+
+    def close(self, code: int, reason: str) -> None:
+        """Tell the client the end, and wait a little for its answer. The conversation is over and is not called."""
+        if self._state == _OPEN:
+            self._conversation = _NOBODY
+            self._transport.write(frame_of(CLOSE, Close(code, reason).serialize()))
+            self._state = _CLOSING
+            self._drop_stored()
+            self._until_s = self._loop.time() + _LAST_WORD_S
+            self.plan(self._until_s)
+            self.go_on()
+
+    def abort(self) -> None:
+        """End the connection without a word."""
+        self._end("the connection was cut off")
+        self._transport.abort()
+
+    # --- for the transport -------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        self._unparsed = self._unparsed + data if self._unparsed else data
-        if self._is_full and not self._stopped:
+        if self._state == _ENDED:
+            return
+        if not self._stopped and (self._turn_waits or self._is_full):
             self._stopped = True
-            self.transport.pause_reading()
-        self._parse()
-        if not self.handshake_initiated and not self.transport.is_closing():
-            self._refuse_handshake()
+            self._transport.pause_reading()
+        self._reader.feed(data)
+        if not self._turn_waits and self._state != _CONNECTING:
+            self._work()
+        else:
+            self._note_unread()
 
-    async def receive(self) -> Any:
-        """Return the next message for the application; then look at the rest again, if there is room for it."""
-        message = await self.queue.get()
-        was_full = self._is_full
-        if message["type"] == "websocket.receive" and self._sizes:
-            size = self._sizes.popleft()
-            self._stored -= size
-            self._held.resize(self._held.size - size)
-        if was_full and not self._is_full:
-            self._go_on()
-        return message
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end("the client has gone")
+        if self._planned is not None:
+            self._planned.watched = None
+        self._site.state.connections.discard(self)
+        self._on_lost(self)
 
-    async def send(self, message: Any) -> None:
-        if self.transport.is_closing():
-            raise ClientDisconnected
-        try:
-            await super().send(message)
-        except InvalidState as error:  # the client's own mistake; uvicorn expects it of some messages only
-            raise ClientDisconnected from error
-        if self.close_sent:
-            self.handshake_complete = True  # by a refusal, too
-        if message["type"] in ("websocket.accept", "websocket.close"):
-            self._go_on()  # to what came before the handshake was complete, or to the client's own close
+    def pause_writing(self) -> None:
+        self._unread_since_s = self._loop.time()
+        self.plan(self._unread_since_s + self._site.bodies.limits.write_seconds)
 
-    def send_500_response(self) -> None:
-        if not self.transport.is_closing():
-            super().send_500_response()
+    def resume_writing(self) -> None:
+        self._unread_since_s = None
+        self._conversation.writable()
 
-    def send_receive_event_to_app(self) -> None:
-        self.read_paused = True  # before uvicorn does, which would stop reading
-        before = self.queue.qsize()
-        size = _OBJECT + sum(map(len, self.frames))
-        super().send_receive_event_to_app()
-        if self.queue.qsize() > before:  # else it came after the close, or was no text
-            self._sizes.append(size)
-            self._stored += size
+    def close_idle(self) -> None:
+        """End the connection; see Connections. It is always counted as busy, so this is not called."""
+        self.abort()
+
+    def shutdown(self) -> None:
+        """End, for uvicorn: the server does."""
+        if self._state == _CONNECTING:
+            self._transport.write(b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+        elif self._state == _OPEN:
+            self._transport.write(frame_of(CLOSE, Close(1012, "").serialize()))
+        self._end("the server has ended")
+        self._transport.close()
+
+    # --- reading -----------------------------------------------------------------------------------------------------
 
     @property
     def _is_full(self) -> bool:
-        """Whether nothing more may be parsed until the application reads, or has answered the handshake."""
-        if self.handshake_initiated and not self.handshake_complete:
+        """Whether nothing more may be read ahead."""
+        if self._state == _CONNECTING:
             return True
-        if not self._stored or self.close_sent:
+        if not self._stored:
             return False
-        bodies = self._budget
-        return self._stored >= _AHEAD or bodies.is_scarce or not bodies.fits(self._held.client, 0)
+        bodies = self._site.bodies
+        return self._stored_bytes >= _AHEAD or bodies.is_scarce or not bodies.fits(self.client, 0)
 
-    def _go_on(self) -> None:
-        """Parse what has come, and read on if there is room after that."""
-        self._parse()
-        if self._stopped and not self._is_full and not self.transport.is_closing():
-            self._stopped = False
-            self.transport.resume_reading()
-
-    def _parse(self) -> None:
-        data, at = memoryview(self._unparsed), 0
-        while at < len(data) and not self._is_full and not self.transport.is_closing():
-            super().data_received(data[at : at + _PIECE])  # type: ignore[arg-type]
-            at += _PIECE
-        self._unparsed = b"" if self.transport.is_closing() else bytes(data[at:])
+    def _work(self) -> None:
+        """Handle what has come, up to some messages."""
+        self._works = True
+        try:
+            if not self._handled_all():
+                self._turn_waits = True
+                self._loop.call_soon(self._next_turn)
+        except WrongFrameError as error:
+            self._fail(error.code, error.reason)
+        except Exception:
+            _LOG.exception("a WebSocket failed")
+            self._fail(1011, "the server failed")
+        finally:
+            self._works = False
         self._note_unread()
+        if self._stopped and not self._turn_waits and not self._is_full and not self._transport.is_closing():
+            self._stopped = False
+            self._transport.resume_reading()
+
+    def _next_turn(self) -> None:
+        self._turn_waits = False
+        if self._state in (_OPEN, _CLOSING):
+            self._work()
+
+    def _handled_all(self) -> bool:
+        """Handle `_TOGETHER` messages. Returns whether nothing is left that could be handled now."""
+        reader = self._reader
+        for _ in range(_TOGETHER):
+            conversation = self._conversation
+            if self._stored:
+                if conversation.takes:
+                    conversation.received(self._unstored())
+                    continue
+                if self._is_full:
+                    return True
+            if self._state not in (_OPEN, _CLOSING):
+                return True
+            message = reader.next()
+            if message is None:
+                return True
+            if isinstance(message, ControlFrame):
+                self._control(message)
+                continue
+            self._partial_since_s = None
+            if not self._stored and conversation.takes:
+                conversation.received(message)
+            elif self._state == _OPEN:
+                self._store(message)
+        return not (reader.num_unread or (self._stored and self._conversation.takes))
+
+    def _control(self, frame: ControlFrame) -> None:
+        if frame.opcode == PING:
+            if self.writable and self._state == _OPEN:
+                self._transport.write(frame_of(PONG, frame.data))
+        elif frame.opcode == CLOSE:
+            try:
+                said = Close.parse(frame.data)
+            except ProtocolError:
+                raise WrongFrameError(PROTOCOL_ERROR, "a close frame has a wrong code") from None
+            except UnicodeDecodeError:
+                raise WrongFrameError(NOT_TEXT, "the reason of a close frame is not UTF-8") from None
+            if self._state == _OPEN:
+                self._transport.write(frame_of(CLOSE, frame.data))
+            self._end(f"the client has closed it: {said.reason or said.code}", said.code)
+            self._transport.close()
+
+    def _store(self, message: bytes | str) -> None:
+        if self._stored is None:
+            self._stored = deque()
+        self._stored.append(message)
+        self._stored_bytes += _OBJECT + len(message)
+
+    def _unstored(self) -> bytes | str:
+        assert self._stored is not None
+        message = self._stored.popleft()
+        self._stored_bytes -= _OBJECT + len(message)
+        if not self._stored:
+            self._stored = None
+        return message
+
+    def _drop_stored(self) -> None:
+        self._stored, self._stored_bytes = None, 0
 
     def _note_unread(self) -> None:
         """Count the bytes of unread and incomplete messages, and limit the time for the rest of one."""
-        partial = 0 if self.disconnected else len(self.conn.reader.buffer) + sum(map(len, self.frames))
-        self._held.resize(0 if self.disconnected else partial + len(self._unparsed) + self._stored)
-        if partial > _PIECE and not self._budget.fits(self._held.client, 0):
+        if self._state == _ENDED:
+            return
+        partial = self._reader.num_partial
+        size = partial + self._reader.num_unread + self._stored_bytes
+        if size != self._held.size:
+            self._held.resize(size)
+        if not partial:
+            self._partial_since_s = None
+            return
+        if self._partial_since_s is None:
+            self._partial_since_s = self._loop.time()
+            self.plan(self._partial_since_s + self._site.bodies.limits.body_seconds)
+        if partial > _PIECE and not self._site.bodies.fits(self.client, 0):
             self._fail(1013, "the server holds as many bytes as it may; try again")
-        elif not partial:
-            self._disarm()
-        elif self._timer is None:
-            self._timer = self.loop.call_later(self._budget.limits.body_seconds, self._too_slow)
 
-    def _too_slow(self) -> None:
-        self._timer = None
-        if self._is_full:
-            self._timer = self.loop.call_later(self._budget.limits.body_seconds, self._too_slow)
-        else:
-            self._fail(1008, "the message came too slowly")
+    # --- limits and ends ---------------------------------------------------------------------------------------------
 
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def look(self, now_s: float) -> None:
+        """Do what is due, and plan the next look. See Watch."""
+        limits = self._site.bodies.limits
+        due_s: list[float] = []
+        if self._unread_since_s is not None:
+            due_s.append(self._unread_since_s + limits.write_seconds)
+            if due_s[-1] <= now_s:
+                self.abort()
+                return
+        if self._until_s is not None:
+            due_s.append(self._until_s)
+            if self._until_s <= now_s:
+                self._end("the client did not close")
+                self._transport.abort()
+                return
+        if self._partial_since_s is not None:
+            if self._is_full or self._turn_waits:
+                self._partial_since_s = now_s
+            due_s.append(self._partial_since_s + limits.body_seconds)
+            if due_s[-1] <= now_s:
+                self._fail(1008, "the message came too slowly")
+                return
+        if self._state == _OPEN:
+            try:
+                next_s = self._conversation.look(now_s)
+            except Exception:
+                _LOG.exception("a WebSocket failed")
+                self._fail(1011, "the server failed")
+                return
+            if next_s is not None:
+                due_s.append(next_s)
+        if due_s and self._state != _ENDED:
+            self.plan(min(due_s))
 
     def _fail(self, code: int, reason: str) -> None:
-        """Close the connection because of a client's fault."""
-        self._disarm()
-        if not self.close_sent and not self.transport.is_closing():
-            self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
-            self.conn.fail(code, reason)
-            self.transport.write(b"".join(self.conn.data_to_send()))
-            self.close_sent = True
-            self.transport.close()
+        """Close the connection because of a client's fault, or of the server's: nothing more can be read."""
+        if self._state == _OPEN and not self._transport.is_closing():
+            self._transport.write(frame_of(CLOSE, Close(code, reason).serialize()))
+        self._end(reason)
+        self._transport.close()
 
-    def _refuse_handshake(self) -> None:
-        head = b"content-type: application/json\r\nconnection: close\r\n"
-        body = b'{"error":"the request for a WebSocket is malformed"}'
-        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n%scontent-length: %d\r\n\r\n%s" % (head, len(body), body))
-        self.handshake_initiated = self.handshake_complete = self.close_sent = True
-        self.transport.close()
+    def _end(self, why: str, code: int = _ABNORMAL) -> None:
+        if self._state == _ENDED and self._conversation is _NOBODY:
+            return
+        self._state = _ENDED
+        self._drop_stored()
+        self._held.release()
+        self._partial_since_s = self._until_s = None
+        self._reader = MessageReader(0)
+        conversation, self._conversation = self._conversation, _NOBODY
+        conversation.lost(why, code)
 
-    def handle_cont(self, event: Frame) -> None:
-        parts: list[Any] = self.frames
-        if not isinstance(parts[0], bytearray):
-            parts[0] = bytearray(parts[0])
-        parts[0] += event.data
-        if event.fin:
-            self.send_receive_event_to_app()
 
-    def handle_ping(self) -> None:
-        if self.writable.is_set():
-            super().handle_ping()
-        else:
-            self.conn.data_to_send()  # thrown away: it would be stored until the client reads
+@final
+class _Nobody:
+    """Takes the messages of a connection that is being closed: nobody does."""
+
+    takes = True
+
+    def received(self, message: bytes | str) -> None:
+        pass
+
+    def writable(self) -> None:
+        pass
+
+    def lost(self, why: str, code: int) -> None:
+        pass
+
+    def look(self, now_s: float) -> float | None:
+        return None
+
+
+_NOBODY: Final = _Nobody()

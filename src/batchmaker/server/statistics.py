@@ -92,6 +92,12 @@ class ModelStatistics:
         """Those of them that are no chunks of sequences."""
         return self.in_flight - (self.accepted_chunks - self.settled_chunks)
 
+    def note_answer(self, began_s: float, answered_s: float, ended_s: float) -> None:
+        """Count the times of a whole answer: when its request was read, computed, and answered. One clock for all."""
+        self.first_response_s.add(answered_s - began_s)
+        self.duration_s.add(ended_s - began_s)
+        self.output_s += ended_s - answered_s
+
     def note_settled(self, ticket: Ticket, error: BaseException | None) -> None:
         """Count one answer. Called in the engine's thread."""
         finished_s = ticket.arrived_s if ticket.finished_s is None else ticket.finished_s

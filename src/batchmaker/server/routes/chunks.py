@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from typing import Final, final
 
 from starlette.exceptions import HTTPException
@@ -12,9 +10,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from batchmaker.server.chunk_form import ChunkForm
-from batchmaker.server.chunk_socket import ChunkSocket, Closing
+from batchmaker.server.chunk_socket import ChunkSocket
 from batchmaker.server.parts import Endpoint, Site, named_model, sender_of
+from batchmaker.server.socket_protocol import SOCKET, SocketProtocol
 
 PROTOCOL: Final = "batchmaker"
 """The subprotocol that a client may name, and gets as the answer."""
@@ -41,23 +39,21 @@ class _Connect:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, asked = self._site, HTTPConnection(scope)
         model, version = named_model(asked)
-        signature = site.service.repository.get(model, version).signature
-        form = ChunkForm(signature, asked.query_params, site.service.limits, nulls=site.service.nulls)
-        sender, key = sender_of(scope, site.keys), scope["state"]["key"]
-        with site.service.connected(model, version, sender, form.priority) as (served, sequence):
-            socket = ChunkSocket(site, served, sequence, form, key=key, client=sender.client)
+        served = site.service.connect(model, version)
+        try:
+            form = served.chunk_form(asked.query_params, nulls=site.service.nulls)
+            sender, key = sender_of(scope, site.keys), scope["state"]["key"]
+            sequence = served.connect(sender, form.priority)
+        except BaseException:
+            site.service.disconnect()
+            raise
+        socket: SocketProtocol = scope["extensions"][SOCKET]
+        chunks = ChunkSocket(site, served, sequence, form, socket, key=key, client=sender.client)
+        try:
             await receive()  # "websocket.connect"
             spoken = PROTOCOL if PROTOCOL in scope["subprotocols"] else None
-            try:
-                await send({"type": "websocket.accept", "subprotocol": spoken, "headers": []})
-            except OSError:
-                return  # it has already gone
-            closing = await socket.run(receive, send)
-            if closing is not None:
-                await _close(send, closing, site.service.limits.write_seconds)
-
-
-async def _close(send: Send, closing: Closing, write_seconds: float) -> None:
-    with contextlib.suppress(OSError):  # it has gone, or reads nothing (TimeoutError): nobody listens
-        async with asyncio.timeout(write_seconds):
-            await send({"type": "websocket.close", "code": closing.code, "reason": closing.reason})
+            await send({"type": "websocket.accept", "subprotocol": spoken, "headers": []})
+        except BaseException:
+            chunks.lost("it was never open", 1006)
+            raise
+        socket.hand_over(chunks)
