@@ -186,7 +186,9 @@ def test_it_is_told_which_models_take_sequences(server, client):
         with_state, without = client.get_model_config("lstm"), client.get_model_config("sums")
     else:
         with_state, without = (client.get_model_config(name, as_json=True)["config"] for name in ("lstm", "sums"))
-    assert with_state["parameters"] == {"max_sequence_idle_microseconds": {"string_value": "3600000000"}}
+    assert with_state["parameters"] == {
+        "max_sequence_idle_microseconds": {"string_value": "3600000000"}, "max_chunks_ahead": {"string_value": "16"},
+    }  # fmt: skip
     assert "parameters" not in without
     assert "sequence_batching" not in with_state  # or perf_analyzer would send nothing but sequences
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Sized
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
-from batchmaker.engine import Sequence
-from batchmaker.engine.request import Settled
+from batchmaker.engine import Answer, Sequence
 from batchmaker.server.engine_port import EnginePort
 from batchmaker.server.statistics import ModelStatistics
 
@@ -37,6 +37,25 @@ class SentChunk(Protocol):
         ...
 
 
+class _Place(Protocol):
+    """What an answer belongs to; a Ticket is one."""
+
+    @property
+    def place(self) -> Any:
+        """The chunk."""
+        ...
+
+
+class _Placed(NamedTuple):
+    place: SentChunk
+
+
+def _outcome(answer: Answer) -> tuple[Any, BaseException | None]:
+    """Return the result and the error of an answer that is done."""
+    error = answer.exception()
+    return (None if error is not None else answer.result()), error
+
+
 @final
 class ChunkExchange:
     """Sends the chunks of one model. Used from one event loop; the engine's thread puts answers.
@@ -49,7 +68,7 @@ class ChunkExchange:
         self._statistics = statistics
         self._sent: list[tuple[Sequence, Any, float | None, SentChunk]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._blocks: deque[list[Settled]] = deque()
+        self._blocks: deque[Sized[tuple[_Place, Any, BaseException | None]]] = deque()
         self._woken = False
 
     def send(self, sequence: Sequence, data: Any, deadline_ms: float | None, chunk: SentChunk) -> None:
@@ -75,7 +94,22 @@ class ChunkExchange:
                 chunk.settle(None, error, accepted=False)
             self._tell([chunk for chunk, _ in refused])
 
-    def put(self, block: list[Settled]) -> None:
+    def ask(self, ask: Callable[[], Answer], chunk: SentChunk) -> None:
+        """Ask a sequence for something in the order of its chunks; the answer comes as that to a chunk does.
+
+        Raises what `ask` raises, if the engine has not got it.
+        """
+        self.hand_over()
+        self._loop = asyncio.get_running_loop()
+        placed = _Placed(chunk)
+        ask().add_done_callback(lambda answer: self.put([(placed, *_outcome(answer))]))
+
+    def count(self) -> None:
+        """Count a chunk that was asked for as accepted."""
+        self._statistics.accepted += 1
+        self._statistics.accepted_chunks += 1
+
+    def put(self, block: Sized[tuple[_Place, Any, BaseException | None]]) -> None:
         """Take the answers of one turn of the engine. Called by the thread that answers: see AnswerTaker.
 
         Race: the event loop clears `_woken` before it looks for blocks. So a block that is put after the look finds it

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, Literal, NamedTuple, final
 
 import msgspec
 import numpy as np
@@ -25,6 +26,27 @@ _ANSWERS: Final = ("json", "binary")
 _LIMITS: Final = Limits()
 MAX_TEXT_BYTES: Final = 256 << 10
 """Bytes of a chunk in JSON, which is read at once: within a tenth of a second, whatever is in it."""
+
+
+_CONTROL: Final = re.compile(r'\s*\{\s*"(end|reset|state|open)"\s*:')
+
+
+class OpenFrom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The state that a sequence goes on from, in base64."""
+
+    state: bytes
+
+
+class ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A text message that is no chunk: one of these."""
+
+    end: Literal[True] | None = None
+    reset: Literal[True] | None = None
+    state: Literal[True] | None = None
+    open: OpenFrom | None = None
+
+
+_CONTROLS: Final = msgspec.json.Decoder(ControlMessage)
 
 
 @final
@@ -49,6 +71,7 @@ class ChunkForm:
         self._limits = limits
         self._nulls = nulls
         self._tensor = _only_tensor(signature)
+        self._input_names = frozenset(spec.name for spec in signature.inputs)
         self._parameters: dict[str, Parameter] = _numbers(query)
         self.priority = call_options(self._parameters).priority
         self._outputs = (WantedOutput(query["output"]),) if "output" in query else ()
@@ -56,7 +79,8 @@ class ChunkForm:
         answers = query.get("answers", "json")
         if answers not in _ANSWERS:
             raise invalid(f"answers must be json or binary, got {answers[:32]!r}")
-        self._binary = answers == "binary"
+        self.is_binary = answers == "binary"
+        """Whether answers are values."""
         self.deadline_ms = call_options(self._parameters).deadline_ms
         self.plain = InferRequest((), self._outputs, "", self._parameters)
         """What a chunk of plain values asks for."""
@@ -65,10 +89,10 @@ class ChunkForm:
         self.takes_values = self._values is not None
         """Whether `read_values` reads binary messages."""
         self._given = signature.given(self._tensor) if self._tensor is not None else None
-        self._output = signature.plain_output if self._binary and not codes else None
+        self._output = signature.plain_output if self.is_binary and not codes else None
         self.gives_values = self._output is not None
         """Whether `write_values` makes the answer."""
-        if self._binary and not self._outputs and len(signature.outputs) != 1:
+        if self.is_binary and not self._outputs and len(signature.outputs) != 1:
             names = ", ".join(spec.name for spec in signature.outputs)
             raise invalid(f"binary answers hold one output, and the model has {names}; name one as output=NAME")
 
@@ -93,6 +117,27 @@ class ChunkForm:
         )
         return InferRequest((tensor,), self._outputs, "", self._parameters)
 
+    def read_chunk(self, message: bytes | str) -> tuple[InferRequest, bool]:
+        """As `read`; also whether the chunk is marked as the last one: by the parameter `sequence_end`."""
+        asked = self.read(message)
+        if asked.parameters.get("sequence_end") is not True or "sequence_id" in asked.parameters:
+            return asked, False
+        parameters = {name: value for name, value in asked.parameters.items() if name != "sequence_end"}
+        return msgspec.structs.replace(asked, parameters=parameters), True
+
+    def read_control(self, message: str) -> ControlMessage | None:
+        """Return what a text message asks for in place of a chunk; None for a chunk. INVALID if it is malformed.
+
+        A name of an input is always that input.
+        """
+        found = _CONTROL.match(message)
+        if found is None or found[1] in self._input_names:
+            return None
+        try:
+            return _CONTROLS.decode(message)
+        except msgspec.DecodeError as error:
+            raise invalid(f"{found[1]!r} is no input of this model, and no control of this form: {error}") from None
+
     def read_values(self, message: bytes | memoryview) -> Any:
         """Return the argument of `unfold_chunk` of plain values, not copied. INVALID if they do not fit the input."""
         values, tensor = self._values, self._tensor
@@ -115,7 +160,7 @@ class ChunkForm:
 
     def write(self, response: InferResponse) -> bytes | str:
         """Return the message that answers a chunk."""
-        return to_raw(response.outputs[0]) if self._binary else write_generate(response, nulls=self._nulls).decode()
+        return to_raw(response.outputs[0]) if self.is_binary else write_generate(response, nulls=self._nulls).decode()
 
     @staticmethod
     def write_fault(fault: ServiceError, request_id: str = "") -> str:

@@ -7,14 +7,16 @@ from asyncio import get_running_loop
 from collections.abc import Sequence as Sized
 from typing import Final, NamedTuple, final
 
-from batchmaker.server.auth import KnownKey
-from batchmaker.server.chunk_form import ChunkForm
-from batchmaker.server.chunk_lane import Lane
-from batchmaker.server.faults import FaultKind, ServiceError
+import msgspec
+
+from batchmaker.server.chunk_form import ChunkForm, ControlMessage
+from batchmaker.server.chunk_lane import AnswerKind, Lane, LaneAnswer
+from batchmaker.server.chunk_room import ChunkRoom
+from batchmaker.server.faults import ServiceError, invalid
 from batchmaker.server.message_reader import framed
 from batchmaker.server.parts import Site
-from batchmaker.server.request_body import HeldBytes
-from batchmaker.server.sequences import ConnectedSequence
+from batchmaker.server.sender import NOBODY, Sender
+from batchmaker.server.sequences import ConnectedSequence, SequenceEnd
 from batchmaker.server.served_model import ServedModel
 from batchmaker.server.socket_protocol import SocketProtocol
 
@@ -29,18 +31,10 @@ class Closing(NamedTuple):
 
 
 STOPPING: Final = Closing(1001, "the server or the model is being stopped")
+DEFECT: Final = Closing(1011, "the server failed")
+_FINISHED: Final = Closing(1000, "the sequence was finished")
 _IDLE: Final = Closing(1008, "no chunk came for as long as a sequence may be idle")
 _FAILED: Final = Closing(1011, "the sequence has ended: a chunk has no answer, or nothing came for too long")
-DEFECT: Final = Closing(1011, "the server failed")
-LOOK_S: Final = 0.05
-"""Seconds between two looks whether there is room for a chunk, where only others can make it."""
-
-
-class _Taken(NamedTuple):
-    """A chunk that the client has sent and for which there is no room yet. at_s: since when."""
-
-    chunk: bytes | str
-    at_s: float
 
 
 @final
@@ -54,7 +48,7 @@ class ChunkSocket:
     """
 
     __slots__ = (
-        "_held", "_is_first", "_key", "_lane", "_over", "_quiet_since_s", "_retry_s", "_served", "_site", "_socket",
+        "_form", "_is_new", "_lane", "_over", "_quiet_since_s", "_room", "_sender", "_served", "_site", "_socket",
         "_stopping", "_taken",
     )  # fmt: skip
 
@@ -67,18 +61,18 @@ class ChunkSocket:
         socket: SocketProtocol,
         *,
         key: str | None,
-        client: str = "",
+        sender: Sender = NOBODY,
     ) -> None:
-        """key: for counting each chunk. client: whose the bytes are."""
+        """key: for counting each chunk. sender: whose sequence it is, and whose the bytes are."""
         self._site = site
         self._served = served
+        self._form = form
         self._socket = socket
-        self._held = HeldBytes(site.bodies, client)
-        self._lane = Lane(served, sequence, form, self._held, self)
-        self._key = KnownKey(site.keys, key)
-        self._is_first = True  # its key was counted when the connection was made
-        self._taken: _Taken | None = None
-        self._retry_s = 0.0  # when to try again
+        self._sender = sender
+        self._room = ChunkRoom(site, key, sender.client)
+        self._lane = Lane(served, sequence, form, self._room.held, self)
+        self._is_new = True  # nothing has come yet
+        self._taken: bytes | str | None = None  # what has come, and for which there is no room yet
         self._stopping = False
         self._over = False
         self._quiet_since_s = get_running_loop().time()
@@ -99,50 +93,52 @@ class ChunkSocket:
 
     def received(self, message: bytes | str) -> None:
         """Take a chunk, and hand it to the engine if there is room."""
-        self._take(_Taken(message, 0.0))
-
-    def _take(self, taken: _Taken) -> None:
-        """Hand a chunk to the engine; keep it if it must wait; refuse it if it has waited too long, or for ever."""
-        size = len(taken.chunk)
-        bodies, held = self._site.bodies, self._held
+        size = len(message)
         try:
-            if not bodies.fits(held.client, size):
-                if self._may_wait(taken, LOOK_S):
-                    return
-                bodies.check(held.client, size)
-            if not self._is_first:
-                try:
-                    self._key.count()
-                except ServiceError as fault:
-                    if fault.kind is FaultKind.TOO_MANY and self._may_wait(taken, fault.retry_after_s or 0.0):
-                        return
-                    raise
+            if not self._room.enter(size):
+                self._taken = message
+                self._socket.plan(self._room.retry_s)
+                return
         except ServiceError as fault:
             self._taken = None
             self._lane.refuse(0, fault)
         else:
             self._taken = None
-            self._is_first = False
-            held.resize(held.size + size)
-            self._lane.take(taken.chunk)
+            if not isinstance(message, str) or not self._is_control(message):
+                self._lane.take(message)
+            self._is_new = False
         if self._lane.is_done:
             self._answer()
 
-    @property
-    def _waits(self) -> bool:
-        return self._taken is not None
-
-    def _may_wait(self, taken: _Taken, wait_s: float) -> bool:
-        """Keep a chunk to try it again, unless it has waited, or would wait, for too long. Returns whether it waits."""
-        now_s = get_running_loop().time()
-        if self._taken is None:
-            taken = taken._replace(at_s=now_s)
-        if now_s + wait_s > taken.at_s + self._site.service.limits.write_seconds:
-            return False
-        self._taken = taken
-        self._retry_s = now_s + wait_s
-        self._socket.plan(self._retry_s)
+    def _is_control(self, message: str) -> bool:
+        """Do what a text message asks for in place of a chunk. False for a chunk."""
+        lane, held = self._lane, self._room.held
+        try:
+            control = self._form.read_control(message)
+            if control is None:
+                return False
+            held.resize(held.size - len(message))
+            self._do(control)
+        except ServiceError as fault:
+            lane.refuse(0, fault)
         return True
+
+    def _do(self, control: ControlMessage) -> None:
+        given = [name for name, value in msgspec.structs.asdict(control).items() if value is not None]
+        if len(given) != 1:
+            raise invalid("a message asks for one of end, reset, state and open")
+        if control.open is not None:
+            if not self._is_new:
+                raise invalid("'open' must be the first message: the sequence has begun")
+            self._lane.sequence.close()
+            self._lane.sequence = self._served.connect(self._sender, self._form.priority, state=control.open.state)
+            self._lane.confirm("open")
+        elif control.end:
+            self._lane.finish()
+        elif control.reset:
+            self._lane.reset()
+        else:
+            self._lane.ask_state()
 
     # --- answers -------------------------------------------------------------------------------------------------
 
@@ -152,7 +148,7 @@ class ChunkSocket:
             self._answer()
         except Exception:
             _LOG.exception("a WebSocket failed")
-            self._close(DEFECT)
+            self._close(DEFECT, SequenceEnd.FAILED)
 
     def writable(self) -> None:
         """Go on with the answers that have waited for the client. See Conversation."""
@@ -162,20 +158,22 @@ class ChunkSocket:
         if self._over or not self._socket.writable:
             return
         frames: list[bytes] = []
-        ended = False
-        for said, ended in self._lane.answers():
-            frames.append(framed(said))
-            if ended:
-                break
-        if not frames:
+        last: LaneAnswer | None = None
+        for answer in self._lane.answers():
+            frames.append(framed(_said(answer)))
+            last = answer
+        if last is None:
             return
         self._socket.write(frames[0] if len(frames) == 1 else b"".join(frames))
-        if ended:
-            self._close(STOPPING if self._stopping else _FAILED)
+        if last.is_last:
+            if last.kind is not AnswerKind.FAULT:
+                self._close(_FINISHED, SequenceEnd.FINISHED)
+            else:
+                self._close(STOPPING if self._stopping else _FAILED, SequenceEnd.FAILED)
             return
         self._quiet_since_s = get_running_loop().time()
         if self._taken is not None:  # there may be room now
-            self._take(self._taken)
+            self.received(self._taken)
         self._end_if_stopped()
         if not self._over:
             self._socket.go_on()
@@ -184,20 +182,21 @@ class ChunkSocket:
 
     def look(self, now_s: float) -> float | None:
         """Close after too long without a chunk; try again what had no room. See Conversation."""
+        idle_s = self._site.service.limits.sequence_idle_seconds
         if self._taken is not None:
-            if self._retry_s <= now_s:
-                self._take(self._taken)
+            if self._room.retry_s <= now_s:
+                self.received(self._taken)
                 self._socket.go_on()
-            return self._retry_s if self._waits else now_s + self._idle_s
-        due_s = (now_s if self._lane.num_waiting else self._quiet_since_s) + self._idle_s
+            return min(self._room.retry_s, now_s + idle_s) if self._waits else now_s + idle_s
+        due_s = (now_s if self._lane.num_waiting else self._quiet_since_s) + idle_s
         if due_s <= now_s:
-            self._close(_IDLE)
+            self._close(_IDLE, SequenceEnd.IDLE)
             return None
         return due_s
 
     @property
-    def _idle_s(self) -> float:
-        return self._site.service.limits.sequence_idle_seconds
+    def _waits(self) -> bool:
+        return self._taken is not None
 
     def stop(self) -> None:
         """Take no more; answer the chunks already taken, and end."""
@@ -206,21 +205,31 @@ class ChunkSocket:
 
     def _end_if_stopped(self) -> None:
         if self._stopping and not self._over and not self._lane.num_waiting and self._taken is None:
-            self._close(STOPPING)
+            self._close(STOPPING, SequenceEnd.STOPPED)
 
     def lost(self, why: str, code: int) -> None:
         """Give up what is computed: nobody is there for it. See Conversation."""
-        self._finish()
+        self._finish(SequenceEnd.LEFT, why)
 
-    def _close(self, closing: Closing) -> None:
+    def _close(self, closing: Closing, end: SequenceEnd) -> None:
         if not self._over:
-            self._finish()
+            self._finish(end, closing.reason)
             self._socket.close(closing.code, closing.reason)
 
-    def _finish(self) -> None:
+    def _finish(self, end: SequenceEnd, why: str) -> None:
         self._over = True
         self._taken = None
         self._served.connected.discard(self.stop)
         self._lane.close()
-        self._held.release()
+        self._room.held.release()
+        self._served.note_end(end, why)
         self._site.service.disconnect()
+
+
+def _said(answer: LaneAnswer) -> bytes | str:
+    """Return the message that is an answer."""
+    if answer.kind is AnswerKind.STATE:
+        return msgspec.json.encode({"state": answer.data}).decode()
+    if answer.kind is AnswerKind.NOTHING:
+        return msgspec.json.encode({answer.about: True}).decode()
+    return answer.data

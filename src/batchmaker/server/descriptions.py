@@ -59,7 +59,10 @@ def model_config(model: ServedModel) -> dict[str, Any]:
     }
     if model.port.takes_sequences:
         microseconds = str(int(1e6 * model.sequences.idle_s))
-        config["parameters"] = {"max_sequence_idle_microseconds": {"string_value": microseconds}}
+        config["parameters"] = {
+            "max_sequence_idle_microseconds": {"string_value": microseconds},
+            "max_chunks_ahead": {"string_value": str(model.sequences.chunks_ahead)},
+        }
     return config
 
 

@@ -57,6 +57,9 @@ class EnginePort:
         Without an example request these are None and empty. Blocks while every cell runs at every batch size.
         """
         self._engine.start()
+        if self.takes_sequences:
+            with self._engine.open_sequence(deadline_ms=math.inf) as sequence:
+                sequence.state()  # reads the weights once, and not in the event loop's thread
         example = self._model.example_request
         if example is None:
             return None, []
@@ -113,9 +116,15 @@ class EnginePort:
         """Whether requests may be chunks of sequences."""
         return self._model.takes_chunks and isinstance(self._engine.driver, CellDriver)
 
-    def open_sequence(self, priority: int, idle_s: float) -> Sequence:
+    def open_sequence(self, priority: int, idle_s: float, state: bytes | None = None) -> Sequence:
         """Begin a sequence, which ends when closed, or idle for `idle_s`. Raises as Engine.open_sequence does."""
-        return self._engine.open_sequence(priority=priority, idle_timeout_s=idle_s)
+        return self._engine.open_sequence(priority=priority, idle_timeout_s=idle_s, state=state)
+
+    @staticmethod
+    def finish(sequence: Sequence, chunk: Any, deadline_ms: float | None) -> tuple[Answer, bool]:
+        """Submit the last chunk, None for none; return its answer, and whether it counts as a request."""
+        counted = chunk is not None or sequence.takes_last
+        return sequence.finish(chunk, deadline_ms=deadline_ms), counted
 
     @property
     def num_sequences(self) -> int:

@@ -19,6 +19,7 @@ import batchmaker
 from batchmaker.server.connections import Connections
 from batchmaker.server.logs import LogQueue
 from batchmaker.server.reload import Reload
+from batchmaker.server.sequences import SequenceEnd
 from batchmaker.server.served_model import ServedModel
 from batchmaker.server.service import Service
 from batchmaker.server.statistics import CellCounts, Histogram, ModelStatistics
@@ -77,7 +78,7 @@ _STATES: Final[dict[str, tuple[str, Callable[[ServedModel], float]]]] = {
         lambda m: m.port.heartbeat.busy_for_s,
     ),
     "batchmaker_open_sequences": ("Sequences that hold rows", lambda m: m.port.num_sequences),
-    "batchmaker_open_websockets": ("Connections that are a sequence", lambda m: len(m.connected)),
+    "batchmaker_open_websockets": ("Connections that carry sequences", lambda m: len(m.connected)),
 }
 _HISTOGRAMS: Final[dict[str, tuple[str, Callable[[ServedModel], Histogram]]]] = {
     "batchmaker_request_duration_seconds": (
@@ -144,6 +145,7 @@ class Metrics(Collector):
             for model in models:
                 family.add_metric(_labels(model), value(model))
             yield family
+        yield _ends(models)
         yield from _cell_metrics(models)
         for name, (meaning, histogram) in _HISTOGRAMS.items():
             times = HistogramMetricFamily(name, meaning, labels=_LABELS, unit=_unit(name))
@@ -261,6 +263,17 @@ def _outcomes(models: Sequence[ServedModel]) -> Metric:
         family.add_metric([*_labels(model), "success"], model.statistics.succeeded)
         for kind, count in model.statistics.failed.items():
             family.add_metric([*_labels(model), kind.value.lower()], count + model.statistics.refused[kind])
+    return family
+
+
+def _ends(models: Sequence[ServedModel]) -> Metric:
+    """Return the sequences of WebSockets that have ended, by who has ended them and why."""
+    family = CounterMetricFamily(
+        "batchmaker_sequence_ends", "Sequences of WebSockets that have ended, by how", labels=(*_LABELS, "end")
+    )
+    for model in models:
+        for end in SequenceEnd:
+            family.add_metric([*_labels(model), end.value], model.sequences.ends[end])
     return family
 
 

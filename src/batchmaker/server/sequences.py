@@ -11,8 +11,9 @@ the same name. They are told apart by their connections: see `OpenSequences.take
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from enum import Enum
 from types import TracebackType
 from typing import Any, Final, NamedTuple, final
 
@@ -77,6 +78,16 @@ class TakenChunk:
         raise _ended_with(error, self._ended) from error
 
 
+class SequenceEnd(Enum):
+    """Who has ended a sequence of a connection, and why; the values are those in the metrics."""
+
+    FINISHED = "finished"  # by its client, with the last chunk
+    LEFT = "left"  # by its client, who closed the connection or has gone
+    FAILED = "failed"  # by a chunk without a result
+    IDLE = "idle"  # by the server: nothing came for too long
+    STOPPED = "stopped"  # by the server: it ends, or the model is unloaded
+
+
 class Wording(NamedTuple):
     """What clients are told. ended: with the error that ends a sequence. known: of a chunk that names its own."""
 
@@ -86,6 +97,9 @@ class Wording(NamedTuple):
 
 ONE_SEQUENCE: Final = Wording("the sequence has ended with it: connect anew", "the connection is the sequence")
 """Of a connection that is one sequence."""
+
+MANY_SEQUENCES: Final = Wording("the sequence has ended with it: begin anew", "the frame's number is the sequence")
+"""Of a connection that carries many."""
 
 
 @final
@@ -154,12 +168,19 @@ class OpenSequences:
         self._connected: dict[Sequence, tuple[str, str]] = {}  # the owners of those without names
         self._sweep_at = 64
         self.num_connected = 0
+        self.ends: Counter[SequenceEnd] = Counter()
+        """How many sequences of connections have ended, and how."""
         self.num_begun = 0
 
     @property
     def idle_s(self) -> float:
         """Seconds without a request after which a sequence ends."""
         return self._limits.sequence_idle_seconds
+
+    @property
+    def chunks_ahead(self) -> int:
+        """The most chunks of a sequence of a connection that are not answered."""
+        return self._limits.max_chunks_ahead
 
     @property
     def has_named(self) -> bool:
@@ -220,14 +241,17 @@ class OpenSequences:
         self._forget(key, held)
         return _ended_with(fault, _begin_anew(name))
 
-    def connect(self, sender: Sender, priority: int, wording: Wording = ONE_SEQUENCE) -> ConnectedSequence:
+    def connect(
+        self, sender: Sender, priority: int, wording: Wording = ONE_SEQUENCE, state: bytes | None = None
+    ) -> ConnectedSequence:
         """Begin a sequence of a connection. It has no name, and counts with the owner's named ones.
 
-        Raises INVALID for a model without state between requests, UNAVAILABLE if no more may be open.
+        state: to go on from. Raises INVALID for a model without state between requests, and for bytes that are no state
+        of it; UNAVAILABLE if no more may be open.
         """
         self.check_kept("ask it by infer or generate")
         self.num_connected += 1
-        sequence = self._opened(sender, priority)
+        sequence = self._opened(sender, priority, state)
         self._connected[sequence] = sender.owner
         return ConnectedSequence(sequence, self._disconnected, wording)
 
@@ -255,7 +279,7 @@ class OpenSequences:
         held.disputed = before is not None and before.disputed
         return held
 
-    def _opened(self, sender: Sender, priority: int) -> Sequence:
+    def _opened(self, sender: Sender, priority: int, state: bytes | None = None) -> Sequence:
         of_key, owner = self._limits.max_key_sequences, sender.owner
         if sender.holder and self._num_open(owner) >= of_key:
             raise ServiceError(
@@ -265,8 +289,10 @@ class OpenSequences:
                 _RETRY_AFTER_S,
             )
         try:
-            sequence = self._port.open_sequence(priority, self._limits.sequence_idle_seconds)
+            sequence = self._port.open_sequence(priority, self._limits.sequence_idle_seconds, state)
         except BatchmakerError as error:
+            if state is not None and type(error) is SequenceError:  # of bytes that are no state of this model
+                raise invalid(str(error)) from error
             raise fault_of(error) from error
         self.num_begun += 1
         return sequence

@@ -24,7 +24,7 @@ from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.parameters import CallOptions, call_options, check_id
 from batchmaker.server.sender import NOBODY, Sender
-from batchmaker.server.sequences import ONE_SEQUENCE, ConnectedSequence, OpenSequences, TakenChunk, Wording
+from batchmaker.server.sequences import ONE_SEQUENCE, ConnectedSequence, OpenSequences, SequenceEnd, TakenChunk, Wording
 from batchmaker.server.signature import Signature
 from batchmaker.server.statistics import ModelStatistics
 from batchmaker.server.tensors import Tensor
@@ -120,15 +120,29 @@ class ServedModel:
                 RETRY_AFTER_S,
             )
 
+    def check_kept(self) -> None:
+        """Raise INVALID for a model without sequences, UNAVAILABLE if it takes no more now."""
+        self._check_room()
+        self.sequences.check_kept("ask it by infer or generate")
+
+    def note_end(self, end: SequenceEnd, why: str) -> None:
+        """Count the end of a sequence of a connection, and say it in the log. why: for the log."""
+        self.sequences.ends[end] += 1
+        usual = end in (SequenceEnd.FINISHED, SequenceEnd.LEFT)
+        detail = {"model": self.name, "end": end.value, "why": why}
+        _LOG.log(logging.DEBUG if usual else logging.INFO, "a sequence has ended", extra=detail)
+
     def count_refusal(self, fault: ServiceError) -> None:
         """A call got this error before the engine had its request."""
         self.statistics.refused[fault.kind] += 1
 
-    def connect(self, sender: Sender, priority: int, wording: Wording = ONE_SEQUENCE) -> ConnectedSequence:
+    def connect(
+        self, sender: Sender, priority: int, wording: Wording = ONE_SEQUENCE, state: bytes | None = None
+    ) -> ConnectedSequence:
         """Begin a sequence of one connection. Raises ServiceError: see OpenSequences.connect, and check_room."""
         try:
             self._check_room()
-            return self.sequences.connect(sender, priority, wording)
+            return self.sequences.connect(sender, priority, wording, state)
         except ServiceError as fault:
             self.count_refusal(fault)
             raise

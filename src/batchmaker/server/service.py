@@ -53,7 +53,7 @@ class Service:
     @contextmanager
     def conversation(self) -> Iterator[None]:
         """Count a WebSocket or a stream as open. UNAVAILABLE if the server was told to stop."""
-        self._check_open()
+        self.check_open()
         self.num_open += 1
         try:
             yield
@@ -78,14 +78,15 @@ class Service:
         """Raise the ServiceError that a request for this model would get now, before the work of reading it."""
         served = self.repository.get(model, version)
         if not served.sequences.has_named:
-            self._check_open()
+            self.check_open()
         try:
             served.check_room()
         except ServiceError as fault:
             served.statistics.refused[fault.kind] += 1
             raise
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise UNAVAILABLE if the server was told to stop."""
         if self._draining:
             raise ServiceError(FaultKind.UNAVAILABLE, "the server is shutting down", retry_after_s=1.0)
 
@@ -93,7 +94,7 @@ class Service:
         """Return the model of a request. goes_on: it came in an open conversation."""
         chunk = named_sequence(request.parameters) is not None and not request.parameters.get("sequence_start")
         if not goes_on and not chunk:
-            self._check_open()
+            self.check_open()
         return self.repository.get(model, version)
 
     def refused(
@@ -108,7 +109,7 @@ class Service:
 
     def connect(self, model: str, version: str | None) -> ServedModel:
         """Begin a conversation of sequences: see `disconnect`. Raises ServiceError as `infer` does."""
-        self._check_open()
+        self.check_open()
         served = self.repository.get(model, version)
         self.num_open += 1
         return served

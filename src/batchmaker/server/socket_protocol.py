@@ -45,6 +45,9 @@ _TOGETHER: Final = 64
 _LAST_WORD_S: Final = 10.0
 """Seconds for a client to answer that the connection is closed."""
 
+_MOST_REASON: Final = 123
+"""Bytes of the reason in a close frame (RFC 6455, section 5.5)."""
+
 _ABNORMAL: Final = 1006
 """How a connection has ended that was not closed (RFC 6455, section 7.4.1)."""
 
@@ -195,7 +198,7 @@ class SocketProtocol(asyncio.Protocol):
         """Tell the client the end, and wait a little for its answer. The conversation is over and is not called."""
         if self._state == _OPEN:
             self._conversation = _NOBODY
-            self._transport.write(frame_of(CLOSE, Close(code, reason).serialize()))
+            self._transport.write(_closing(code, reason))
             self._state = _CLOSING
             self._drop_stored()
             self._until_s = self._loop.time() + _LAST_WORD_S
@@ -245,7 +248,7 @@ class SocketProtocol(asyncio.Protocol):
         if self._state == _CONNECTING:
             self._transport.write(b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
         elif self._state == _OPEN:
-            self._transport.write(frame_of(CLOSE, Close(1012, "").serialize()))
+            self._transport.write(_closing(1012, ""))
         self._end("the server has ended")
         self._transport.close()
 
@@ -400,7 +403,7 @@ class SocketProtocol(asyncio.Protocol):
     def _fail(self, code: int, reason: str) -> None:
         """Close the connection because of a client's fault, or of the server's: nothing more can be read."""
         if self._state == _OPEN and not self._transport.is_closing():
-            self._transport.write(frame_of(CLOSE, Close(code, reason).serialize()))
+            self._transport.write(_closing(code, reason))
         self._end(reason)
         self._transport.close()
 
@@ -414,6 +417,11 @@ class SocketProtocol(asyncio.Protocol):
         self._reader = MessageReader(0)
         conversation, self._conversation = self._conversation, _NOBODY
         conversation.lost(why, code)
+
+
+def _closing(code: int, reason: str) -> bytes:
+    """Return the frame that closes a connection. reason: cut to what one may have."""
+    return frame_of(CLOSE, Close(code, reason.encode()[:_MOST_REASON].decode(errors="ignore")).serialize())
 
 
 @final
