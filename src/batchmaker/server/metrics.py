@@ -139,6 +139,7 @@ class Metrics(Collector):
         models = self._service.repository.models()
         yield from self._triton(models)
         yield _outcomes(models)
+        yield _sequence_ends(models)
         for name, (meaning, value) in _OWN.items():
             family = CounterMetricFamily(name, meaning, labels=_LABELS, unit=_unit(name))
             for model in models:
@@ -261,6 +262,17 @@ def _outcomes(models: Sequence[ServedModel]) -> Metric:
         family.add_metric([*_labels(model), "success"], model.statistics.succeeded)
         for kind, count in model.statistics.failed.items():
             family.add_metric([*_labels(model), kind.value.lower()], count + model.statistics.refused[kind])
+    return family
+
+
+def _sequence_ends(models: Sequence[ServedModel]) -> Metric:
+    """Return the ended sequences of models, by why they have ended."""
+    family = CounterMetricFamily(
+        "batchmaker_sequences_ended", "Sequences that have ended, by why", labels=(*_LABELS, "why")
+    )
+    for model in models:
+        for end, count in model.statistics.sequences_ended.items():
+            family.add_metric([*_labels(model), end.value.replace(" ", "_")], count)
     return family
 
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, final
 
+from batchmaker.engine.request import SequenceEnded
 from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import BatchmakerError, SequenceError
 from batchmaker.server.engine_port import EnginePort
@@ -37,24 +39,24 @@ _Key = tuple[tuple[str, str], SequenceName]
 class TakenChunk:
     """The place of one request in its sequence, entered while the request is computed and answered.
 
-    If the block ends with an answer, the rows are freed if this was the sequence's last request. If it ends with an
-    error, or because the client has gone, the sequence has ended, with all requests sent after this one. ended: the
-    message for the client then, after the error. on_failed: called then.
+    If the block ends with an error, or because the client has gone, the sequence has ended, with all requests sent
+    after this one. ended: the message for the client then, after the error. on_failed: called then. wants_state: the
+    answer has the state of the sequence after this request.
     """
 
-    __slots__ = ("_ended", "_last", "_on_failed", "sequence")
+    __slots__ = ("_ended", "_on_failed", "sequence", "wants_state")
 
     def __init__(
-        self, sequence: Sequence, *, last: bool, ended: str, on_failed: Callable[[], None] = lambda: None
+        self, sequence: Sequence, *, ended: str, on_failed: Callable[[], None] = lambda: None, wants_state: bool = False
     ) -> None:
         self.sequence = sequence
-        self._last = last
+        self.wants_state = wants_state
         self._ended = ended
         self._on_failed = on_failed
 
     def refused(self, fault: ServiceError) -> ServiceError:
         """End the sequence, for this request, which the engine does not get; return what its client is told."""
-        self.sequence.close()
+        self.sequence.close(failed=True)
         self._on_failed()
         return _ended_with(fault, self._ended)
 
@@ -65,10 +67,8 @@ class TakenChunk:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            if self._last:
-                self.sequence.close()
             return
-        self.sequence.close(drain=False)
+        self.sequence.close(drain=False, failed=isinstance(error, ServiceError))
         self._on_failed()
         if not isinstance(error, ServiceError) or isinstance(error.__cause__, SequenceError):
             return
@@ -96,11 +96,11 @@ class ConnectedSequence:
             raise self.refused(wrong)
         if not self._sequence.is_open:
             raise invalid("the sequence of this connection has ended; connect anew")
-        return TakenChunk(self._sequence, last=False, ended=self.ENDED)
+        return TakenChunk(self._sequence, ended=self.ENDED)
 
     def refused(self, fault: ServiceError) -> ServiceError:
         """End the sequence, for a chunk that the engine does not get; return what its client is told."""
-        self._sequence.close()
+        self._sequence.close(failed=True)
         return _ended_with(fault, self.ENDED)
 
     @property
@@ -130,7 +130,15 @@ class _Held:
 class OpenSequences:
     """The open sequences, used from one event loop. Keeps only names of ended sequences, for a while."""
 
-    def __init__(self, model: str, port: EnginePort, limits: Limits) -> None:
+    def __init__(
+        self,
+        model: str,
+        port: EnginePort,
+        limits: Limits,
+        on_ended: Callable[[Sender, SequenceEnded], None] = lambda _, __: None,
+    ) -> None:
+        """on_ended: called in the engine's thread when a sequence has ended, with who had opened it."""
+        self._on_ended = on_ended
         self._model = model
         self._port = port
         self._limits = limits
@@ -176,7 +184,7 @@ class OpenSequences:
                 held.disputed = True
                 self._remember((sender.connection, key), _Held(held.sequence))  # not the one that is open
                 raise self._conflict(chunk.name, sender)
-            held = self._begin(key, sender, options.priority)
+            held = self._begin(key, sender, options.priority, chunk.state)
         elif held is None:
             raise self._not_open(chunk.name, known)
         elif not _may_go_on(held, known):
@@ -185,7 +193,10 @@ class OpenSequences:
         if chunk.end:
             self._forget(key, held)
         return TakenChunk(
-            held.sequence, last=chunk.end, ended=_begin_anew(chunk.name), on_failed=lambda: self._forget(key, held)
+            held.sequence,
+            ended=_begin_anew(chunk.name),
+            on_failed=lambda: self._forget(key, held),
+            wants_state=chunk.wants_state,
         )
 
     def refused(self, parameters: Mapping[str, Any], sender: Sender, fault: ServiceError) -> ServiceError:
@@ -201,18 +212,19 @@ class OpenSequences:
         held, known = self._open(key), self._known.get((sender.connection, key))
         if held is None or not _may_go_on(held, known):
             return fault
-        held.sequence.close()
+        held.sequence.close(failed=True)
         self._forget(key, held)
         return _ended_with(fault, _begin_anew(name))
 
-    def connect(self, sender: Sender, priority: int) -> ConnectedSequence:
+    def connect(self, sender: Sender, priority: int, state: bytes | None = None) -> ConnectedSequence:
         """Begin the sequence of one connection. It has no name, and counts with the owner's named ones.
 
-        Raises INVALID for a model without state between requests, UNAVAILABLE if no more may be open.
+        state: what it goes on from. Raises INVALID for a model without state between requests, UNAVAILABLE if no more
+        may be open.
         """
         self._check_kept("ask it by infer or generate")
         self.num_connected += 1
-        sequence = self._opened(sender, priority)
+        sequence = self._opened(sender, priority, state)
         self._connected[sequence] = sender.owner
         return ConnectedSequence(sequence, lambda: self._connected.pop(sequence, None))
 
@@ -227,16 +239,16 @@ class OpenSequences:
         held = self._named.get(key)
         return held if held is not None and held.sequence.is_open else None
 
-    def _begin(self, key: _Key, sender: Sender, priority: int) -> _Held:
+    def _begin(self, key: _Key, sender: Sender, priority: int, state: bytes | None) -> _Held:
         before = self._named.pop(key, None)
         if before is not None:
             before.sequence.close()
         self._forget_ended()
-        held = self._named[key] = _Held(self._opened(sender, priority))
+        held = self._named[key] = _Held(self._opened(sender, priority, state))
         held.disputed = before is not None and before.disputed
         return held
 
-    def _opened(self, sender: Sender, priority: int) -> Sequence:
+    def _opened(self, sender: Sender, priority: int, state: bytes | None) -> Sequence:
         of_key, owner = self._limits.max_key_sequences, sender.owner
         if sender.holder and self._num_open(owner) >= of_key:
             raise ServiceError(
@@ -246,7 +258,8 @@ class OpenSequences:
                 _RETRY_AFTER_S,
             )
         try:
-            sequence = self._port.open_sequence(priority, self._limits.sequence_idle_seconds)
+            ended = partial(self._on_ended, sender)
+            sequence = self._port.open_sequence(priority, self._limits.sequence_idle_seconds, ended, state)
         except BatchmakerError as error:
             raise fault_of(error) from error
         self.num_begun += 1

@@ -10,6 +10,7 @@ from contextlib import aclosing, nullcontext
 from typing import Any, Final, NamedTuple, TypeVar, final
 
 from batchmaker.engine import Answer, StepSeen, Ticket
+from batchmaker.engine.request import SequenceEnd, SequenceEnded
 from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import BatchmakerError, InvalidRequestError, said_by
 from batchmaker.model.model import Model
@@ -20,7 +21,7 @@ from batchmaker.server.engine_port import EngineOptions, EnginePort
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
-from batchmaker.server.parameters import CallOptions, call_options, check_id
+from batchmaker.server.parameters import CallOptions, call_options, check_id, state_as_text
 from batchmaker.server.sender import NOBODY, Sender
 from batchmaker.server.sequences import ConnectedSequence, OpenSequences, TakenChunk
 from batchmaker.server.signature import Signature
@@ -36,10 +37,14 @@ _Work = TypeVar("_Work")
 
 
 class Begun(NamedTuple):
-    """A request that the engine has got. Times are in seconds, by `time.perf_counter`."""
+    """A request that the engine has got. Times are in seconds, by `time.perf_counter`.
+
+    state: of its sequence after it, if it was asked for.
+    """
 
     request: InferRequest
     answer: Answer
+    state: Answer | None
     chunk: TakenChunk | None
     began_s: float
     submitted_s: float
@@ -65,7 +70,7 @@ class ServedModel:
             raise
         self._single_outputs = self.signature.single_outputs
         self.statistics = ModelStatistics()
-        self.sequences = OpenSequences(name, self._port, limits)
+        self.sequences = OpenSequences(name, self._port, limits, self._sequence_ended)
         self.steps = StepRing(trace_steps)
         self.connected: set[Callable[[], None]] = set()
         """For each open connection with a sequence, a function that tells it to read no further."""
@@ -74,6 +79,18 @@ class ServedModel:
 
     def _settled(self, ticket: Ticket, error: BaseException | None) -> None:
         self.statistics.note_settled(ticket, error)
+
+    def _sequence_ended(self, sender: Sender, ended: SequenceEnded) -> None:
+        self.statistics.sequences_ended[ended.end] += 1
+        as_asked = ended.end in (SequenceEnd.FINISHED, SequenceEnd.CLOSED)
+        _LOG.log(
+            logging.DEBUG if as_asked else logging.INFO,
+            "sequence ended",
+            extra={
+                "model": self.name, "client": sender.client, "why": ended.said, "chunks": ended.num_chunks,
+                "seconds": round(ended.lasted_s, 3),
+            },
+        )  # fmt: skip
 
     def _stepped(self, step: StepSeen) -> None:
         self.statistics.note_step(step)
@@ -126,11 +143,11 @@ class ServedModel:
         """A call got this error before the engine had its request."""
         self.statistics.refused[fault.kind] += 1
 
-    def connect(self, sender: Sender, priority: int) -> ConnectedSequence:
+    def connect(self, sender: Sender, priority: int, state: bytes | None = None) -> ConnectedSequence:
         """Begin the sequence of one connection. Raises ServiceError: see OpenSequences.connect, and check_room."""
         try:
             self._check_room()
-            return self.sequences.connect(sender, priority)
+            return self.sequences.connect(sender, priority, state)
         except ServiceError as fault:
             self.count_refusal(fault)
             raise
@@ -151,25 +168,29 @@ class ServedModel:
         """
         began_s = time.perf_counter()
         answer, chunk = self._accept(request, sender, self._port.submit, connected)
-        return Begun(request, answer, chunk, began_s, time.perf_counter())
+        state = chunk.sequence.snapshot() if chunk is not None and chunk.wants_state else None
+        return Begun(request, answer, state, chunk, began_s, time.perf_counter())
 
     async def finish(self, begun: Begun) -> InferResponse:
         """Return the answer of a request that was begun. Otherwise as `infer`."""
         with begun.chunk or nullcontext():
             result = await self._guarded(begun.answer)
+            state = None if begun.state is None else await self._guarded(begun.state)
             answered_s = time.perf_counter()
-            outputs = self._tensors(self._outputs, result, begun.request)
+            bare = result is None and not begun.request.inputs  # the end of a sequence, or a reset
+            outputs = () if bare else self._tensors(self._outputs, result, begun.request)
         statistics = self.statistics
         ended_s = time.perf_counter()
         statistics.first_response_s.add(answered_s - begun.began_s)
         statistics.input_s += begun.submitted_s - begun.began_s
         statistics.output_s += ended_s - answered_s
         statistics.duration_s.add(ended_s - begun.began_s)
-        return InferResponse(self.name, self.version, outputs, begun.request.id, self._single_outputs)
+        parameters = {} if state is None else {"sequence_state": state_as_text(state)}
+        return InferResponse(self.name, self.version, outputs, begun.request.id, self._single_outputs, parameters)
 
     async def stream(self, request: InferRequest, sender: Sender = NOBODY) -> AsyncIterator[InferResponse]:
         """Yield a request's values as they are computed; see Signature.to_part. Otherwise as `infer`."""
-        if self.signature.decode is not None:
+        if self.signature.decode is not None or "sequence_state" in request.parameters:
             yield await self.infer(request, sender)
             return
         begin = time.perf_counter()
@@ -211,8 +232,9 @@ class ServedModel:
         except ServiceError as fault:
             self.count_refusal(fault)
             raise
-        self.statistics.accepted += 1
-        self.statistics.accepted_chunks += chunk is not None
+        if data is not None or chunk is None or self._port.is_request(options):
+            self.statistics.accepted += 1
+            self.statistics.accepted_chunks += chunk is not None
         return work, chunk
 
     def _read(
@@ -227,6 +249,9 @@ class ServedModel:
             elif connected is None and self._closing:
                 self._check_ready()
             self.signature.check_outputs(request.outputs)
+            of = options.chunk
+            if of is not None and (of.end or of.reset) and not request.inputs:
+                return options, None
             return options, self._encoded(self.signature.to_request(request.inputs, self._limits))
         except ServiceError as fault:
             if connected is not None:
@@ -249,7 +274,7 @@ class ServedModel:
     def _outputs(self, result: Any, request: InferRequest) -> tuple[Tensor, ...]:
         """Return the requested outputs. ValueError if the model's `decode` raises."""
         if self.signature.decode is not None:
-            given = self.signature.to_request(request.inputs, self._limits)
+            given = self.signature.to_request(request.inputs, self._limits) if request.inputs else None
             try:
                 result = self.signature.decode(result, given)
             except Exception as error:
