@@ -365,7 +365,7 @@ def test_whatever_clients_do_nobody_goes_on_with_a_state_that_another_has_begun(
             named.refused({"sequence_id": name}, sender, REFUSALS[0])
             continue
         try:
-            with take(named, name, sender, start=what == "start", end=what == "end") as _:
+            with take(named, name, sender, start=what == "start", end=what == "end"):
                 sequence = named._known[client, (sender.owner, name)].sequence
                 if what == "start":
                     assert sequence not in begun_by
@@ -374,6 +374,8 @@ def test_whatever_clients_do_nobody_goes_on_with_a_state_that_another_has_begun(
                 assert begun_by[sequence][0] == owner
                 assert began.get((owner, name, client), True), "its own beginning was refused"
                 users[sequence].add(client)
+                if what == "end":
+                    sequence.close()  # as the engine's port does with the last chunk
                 if what == "fail":
                     raise ServiceError(FaultKind.INTERNAL, "failed")
         except ServiceError as fault:
