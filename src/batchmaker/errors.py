@@ -17,7 +17,8 @@
     │   ├── EngineError         the engine failed while it was in flight, and has begun anew: a defect
     │   ├── QueueFullError      the engine has as many unanswered requests as it takes
     │   └── SequenceError       the request's sequence has ended, or a chunk before it failed
-    │       └── SequenceLimitError  no more sequences can be open at once
+    │       ├── SequenceLimitError  no more sequences can be open at once
+    │       └── SequenceStateError  a state cannot be moved, or nothing can go on from it here
     ├── DataError               a file of data is missing or malformed
     │   └── PolicyFileError     a learned policy cannot be read, or is for another model or version
     ├── OptionError             an option, policy or model name is not known
@@ -116,6 +117,10 @@ class SequenceError(RequestError):
 
 class SequenceLimitError(SequenceError):
     """The number of open sequences has reached the limit."""
+
+
+class SequenceStateError(SequenceError):
+    """The state of a sequence cannot be moved; or its bytes are damaged, or of another model."""
 
 
 class DataError(BatchmakerError):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.errors import CellError, InvalidRequestError, SequenceError
+from batchmaker.errors import CellError, InvalidRequestError, SequenceError, SequenceStateError
 from batchmaker.executor.tables import StateTables
 from batchmaker.lab import zoo
 from batchmaker.scheduler.commands import Reserve
@@ -194,6 +194,31 @@ def test_a_sequence_goes_on_from_its_state_wherever_and_as_often_as_wanted(
     assert_balanced(elsewhere)
 
 
+def test_chunks_of_one_shape_begin_from_nodes_of_the_cell_and_of_copies() -> None:
+    model = zoo.make("lstm", **SMALL)
+
+    async def one(number: int) -> None:
+        words = [number] * (1 + number % 3)
+        async with engine.open_sequence() as sequence:
+            for turn in range(1, 6):
+                whole = await engine.submit(words * turn)
+                assert torch.allclose(await sequence.submit(words), whole, atol=1e-5)
+
+    async def main() -> None:
+        await asyncio.gather(*map(one, range(1, 13)))
+
+    with bm.Engine(model, threads=1) as home, home.open_sequence() as sequence:
+        sequence.submit([3, 4]).result(60)
+        state = sequence.state().replace(b"step", b"pets")  # a cell that no engine has run
+    with bm.Engine(model, threads=1) as engine:
+        whole = engine.submit([3, 4, 1]).result(60)
+        for _ in range(3):
+            with engine.open_sequence(state=state) as sequence:
+                assert torch.allclose(sequence.submit([1]).result(60), whole, atol=1e-5)
+        asyncio.run(main())
+    assert_balanced(engine)
+
+
 def test_a_state_that_was_moved_back_and_forth_has_the_same_bits() -> None:
     model = zoo.make("lstm", layers=2, **SMALL)
     with bm.Engine(model, threads=1) as one, bm.Engine(model, threads=1) as other:
@@ -276,7 +301,7 @@ def test_arrays_and_tensors_in_a_state_come_back() -> None:
 def test_a_state_that_cannot_be_moved_says_so_and_the_sequence_goes_on() -> None:
     with bm.Engine(Plain(), threads=1) as engine, engine.open_sequence() as sequence:
         sequence.submit([object()]).result(60)
-        with pytest.raises(SequenceError, match=r"has a object, which cannot be moved; keep handles, numbers"):
+        with pytest.raises(SequenceStateError, match=r"has a object, which cannot be moved; keep handles, numbers"):
             sequence.state()
         assert len(sequence.submit("what").result(60)) == 1
 
@@ -287,7 +312,7 @@ def test_a_state_of_another_model_or_of_other_weights_is_refused() -> None:
         sequence.submit([1, 2]).result(60)
         state = sequence.state()
     with bm.Engine(other, threads=1) as engine:
-        with pytest.raises(SequenceError, match="another model, or of one with other weights"):
+        with pytest.raises(SequenceStateError, match="another model, or of one with other weights"):
             engine.open_sequence(state=state)
         assert engine.num_sequences == 0
 
@@ -322,9 +347,9 @@ def test_damaged_bytes_are_refused_or_harmless(data: st.DataObject) -> None:
         lambda header: header.update(structure={"kept": 0, "output": 0, "shape": [], "dtype": "string"}),
         lambda header: header.update(structure={"exec": "import os"}),
         lambda header: header.update(structure={"list": 7}),
-        lambda header: header.update(kept=[[0, 0]]),
-        lambda header: header.update(kept=[[1]]),
-        lambda header: header.update(kept=[[]]),
+        lambda header: header.update(kept=[["step", [0, 0]]]),
+        lambda header: header.update(kept=[["step", [1]]]),
+        lambda header: header.update(kept=[["step", []]]),
         lambda header: header.update(kept={}),
         lambda header: header.pop("kept"),
         lambda header: header.pop("model"),
@@ -344,9 +369,9 @@ def test_a_state_whose_header_says_something_wrong_is_refused(change: Any) -> No
         whole["__metadata__"][name] = json.dumps(header)
         text = json.dumps(whole).encode()
         text += b" " * (-len(text) % 8)
-        with pytest.raises(SequenceError, match="no state of a sequence, or they are damaged"):
+        with pytest.raises(SequenceStateError, match="no state of a sequence, or they are damaged"):
             engine.open_sequence(state=len(text).to_bytes(8, "little") + text + state[8 + size :])
-        with pytest.raises(SequenceError, match="a state is bytes, got str"):
+        with pytest.raises(SequenceStateError, match="a state is bytes, got str"):
             engine.open_sequence(state="abc")  # type: ignore[arg-type]
         assert engine.num_sequences == 0
 

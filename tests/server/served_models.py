@@ -44,6 +44,23 @@ class Counter(bm.Model):
         return None, value
 
 
+class Ahead(bm.Model):
+    """Gives each number plus the one after it, so that it is a number behind until the end; after the last comes 0."""
+
+    def __init__(self) -> None:
+        self.add = bm.Cell(Accumulate())
+        self.example_request = [1.0, 2.0]
+        self.example_chunks = ([1.0, 2.0], [3.0])
+
+    def unfold(self, xs: Any) -> Any:
+        return self.unfold_chunk(xs, None, last=True)[0]
+
+    def unfold_chunk(self, xs: Any, state: Any, last: bool) -> Any:
+        values = [*([] if state is None else [state]), *([] if xs is None else [float(x) for x in xs])]
+        ends = [*values, 0.0] if last and values else values
+        return self.add.map(ends[:-1], ends[1:]) if len(ends) > 1 else [], values[-1] if values else None
+
+
 class Gated(Counter):
     """Counts once a file is there. Until then all requests for more than 2 are in flight, however fast the machine."""
 

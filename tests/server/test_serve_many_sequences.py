@@ -23,7 +23,7 @@ HEAD = struct.Struct("<IBBHI")  # by the documentation: see docs/live-audio.md
 BEGIN, END, RESET, GIVE_UP = 1, 2, 4, 8
 VALUES, NOTHING, STATE = 0, 1, 2
 AHEAD = 4
-LONG = 90_000
+LONG = 20_000
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +273,7 @@ def test_an_error_ends_its_sequence_alone(server):
         (frame(5, 1, BEGIN) + frame(5), 400),  # neither content nor flags
         (frame(5, 1, BEGIN) + frame(5, b"", RESET, STATE), 400),
         (frame(5, b"no state", BEGIN, STATE), 400),
-        (frame(5, LONG, BEGIN) + frame(5, 1) * AHEAD, 429),  # beyond the window
+        (frame(5, 1000, BEGIN) + frame(5, 1) * AHEAD, 429),  # beyond the window
         (b'{"sequence":5,"begin":true,"chunk":{"x":1}}', 400),
         (b'{"sequence":5,"begin":true,"chunk":{"input_0":1,"parameters":{"sequence_id":3}}}', 400),
     ],
@@ -281,12 +281,14 @@ def test_an_error_ends_its_sequence_alone(server):
 def test_what_is_wrong_with_one_sequence_is_told_to_it(server, sent, status):
     with connected(server, "counter") as connection:
         connection.send(sent.decode() if sent.startswith(b"{") else sent)
-        found = []
-        while not found or found[-1][2] != -1:
-            found += told(connection, 1)
-        assert found[-1] == (5, 0, -1, status)
+        found: list[Answer] = []
+        while not any(kind == -1 for _, _, kind, _ in found):
+            found += read(connection.recv(LIMIT_S))
+        assert [answer for answer in found if answer[2] == -1] == [(5, 0, -1, status)]
         connection.send(frame(6, 2, BEGIN))
-        assert told(connection, 1) == [(6, 0, VALUES, [1, 2])]
+        while found[-1][0] != 6:  # what was sent before the error is answered, too
+            found += read(connection.recv(LIMIT_S))
+        assert found[-1] == (6, 0, VALUES, [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -332,7 +334,7 @@ def test_sequences_to_which_nothing_comes_end_and_say_so(serve, saved_models, tm
         assert {answer[0] for answer in told(connection, 2)} == {1, 2}
         assert sorted(told(connection, 2)) == [(1, 0, -1, 408), (2, 0, -1, 408)]
         assert closed(connection) == (1008, "no sequence was open for as long as one may be idle")
-    assert server.metric("batchmaker_sequence_ends_total", model="counter", end="idle") == 2
+    assert server.metric("batchmaker_sequences_ended_total", model="counter", why="idle") == 2
 
 
 def test_a_client_that_vanishes_within_a_message_frees_all_its_sequences(server):
@@ -371,7 +373,7 @@ def test_one_sequence_is_reset_moved_and_finished(server):
         assert asked(connection, np.int64(1).tobytes())["output_0"] == [3]
         assert asked(connection, {"end": True}) == {"end": True}
         assert closed(connection)[0] == 1000
-    assert server.metric("batchmaker_sequence_ends_total", model="counter", end="finished") >= 2
+    assert server.metric("batchmaker_sequences_ended_total", model="counter", why="finished") >= 2
 
 
 @pytest.mark.parametrize(
@@ -433,10 +435,10 @@ def test_the_client_moves_resets_and_finishes_sequences(server, parameters):
                 assert await one.finish() is None
                 with pytest.raises(ServerError, match="the sequence has ended"):
                     await one.submit(np.array([1]))
-                with pytest.raises(ServerError, match="whole number of rows") as caught:
+                with pytest.raises(ServerError, match="got 3 bytes") as caught:
                     await other.submit(b"123")
                 assert caught.value.status == 400
-                with pytest.raises(ServerError, match="whole number of rows"):
+                with pytest.raises(ServerError, match="got 3 bytes"):
                     await other.submit(np.array([1]))
             async with sequences.open(state=state) as moved:
                 assert (await moved.submit(np.array([1])))["output_0"] == [3]

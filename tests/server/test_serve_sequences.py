@@ -15,7 +15,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as triton_http
 import tritonclient.http.aio as http_aio
-from served_models import Scales
+from served_models import Ahead, Scales
 from server_process import LIMIT_S, read_head, request_bytes
 from tritonclient.utils import InferenceServerException
 
@@ -32,9 +32,11 @@ def server(serve, saved_models, tmp_path_factory):
     bm.save(Scales(), folder / "scales")
     config = folder / "server.toml"
     config.write_text("grpc_port = 0\n[limits]\nmax_sequences = 12\nsequence_idle_seconds = 3600")
+    bm.save(Ahead(), folder / "ahead")
     return serve(
-        "lstm:hidden=8,vocabulary_size=40,seed=1", saved_models, f"scales={folder / 'scales'}", "--config", config
-    )
+        "lstm:hidden=8,vocabulary_size=40,seed=1", saved_models, f"scales={folder / 'scales'}",
+        f"ahead={folder / 'ahead'}", "--config", config,
+    )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +105,78 @@ def test_a_sequence_goes_on_where_it_was(client):
     assert ask(client, "counter", [1], 7, end=True) == [3]
     assert ask(client, "counter", [4], 7, start=True, end=True) == [1, 2, 3, 4]
     assert client.infer("counter", [tensor(client.module, [2])]).as_numpy("output_0").tolist() == [1, 2]
+
+
+def told(client, model, values, name, **parameters):
+    """Send a chunk with parameters of any kind; return its answer's values, None without any, and its parameters."""
+    inputs = [] if values is None else [tensor(client.module, values)]
+    marks = {mark: parameters.pop(mark) for mark in ("sequence_start", "sequence_end") if mark in parameters}
+    answer = client.infer(model, inputs, sequence_id=name, **marks, parameters=parameters)
+    response = answer.get_response()
+    if client.module is triton_http:
+        return answer.as_numpy("output_0"), response.get("parameters", {})
+    return answer.as_numpy("output_0"), {k: v.string_param for k, v in response.parameters.items()}
+
+
+def test_a_sequence_goes_on_from_its_state_under_another_name_as_often_as_wanted(client):
+    words = WORDS[7]
+    _, said = told(client, "lstm", words[:4], "one", sequence_start=True, sequence_state=True)
+    whole, nothing = told(client, "lstm", words[4:], "one", sequence_end=True)
+    assert nothing == {}
+    for name in ("two", 3, "one"):
+        again, _ = told(client, "lstm", words[4:], name, sequence_start=True, sequence_state=said["sequence_state"])
+        np.testing.assert_allclose(again, whole, atol=1e-5)
+        ask(client, "lstm", [1], name, end=True)
+
+
+def test_a_reset_lets_a_sequence_begin_again_in_place(client):
+    assert ask(client, "counter", [3], "walk", start=True) == [1, 2, 3]
+    values, _ = told(client, "counter", [2], "walk", sequence_reset=True)
+    assert values.tolist() == [1, 2]
+    values, _ = told(client, "counter", None, "walk", sequence_reset=True)
+    assert values is None
+    assert ask(client, "counter", [1], "walk", end=True) == [1]
+
+
+def test_an_end_needs_no_chunk(client, server):
+    ask(client, "counter", [3], "walk", start=True)
+    values, _ = told(client, "counter", None, "walk", sequence_end=True)
+    assert values is None
+    status, message = refused(client, "counter", [1], "walk")
+    assert status in ("400", "INVALID_ARGUMENT")
+    assert "is not open" in message
+    server.wait_for(lambda: server.metric("batchmaker_sequences_ended_total", model="counter", why="finished") >= 1)
+
+
+def test_a_model_that_looks_ahead_answers_for_the_rest_at_the_end(server):
+    ahead = "/v2/models/ahead/generate"
+
+    def said(xs, **parameters):
+        given = {} if xs is None else {"input_0": xs}
+        return server.post(ahead, {**given, "parameters": {"sequence_id": 1, **parameters}}).json["output_0"]
+
+    for last in (None, [16.0, 32.0]):
+        assert said([1.0, 2.0, 4.0], sequence_start=True) == [3.0, 6.0]
+        assert said([8.0]) == [12.0]
+        assert said(last, sequence_end=True) == ([8.0] if last is None else [24.0, 48.0, 32.0])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"sequence_state": "AAAA"}, "send it with sequence_start"),
+        ({"sequence_state": "no base64!", "sequence_start": True}, "base64"),
+        ({"sequence_state": "AAAA", "sequence_start": True}, "no state of a sequence, or they are damaged"),
+        ({"sequence_state": True, "sequence_end": True}, "sequence_end ends it"),
+        ({"sequence_state": 7}, "must be true or false"),
+        ({"sequence_reset": 1}, "must be true or false"),
+        ({"sequence_id": 0, "sequence_reset": True}, "need a sequence_id"),
+    ],
+)
+def test_what_is_wrong_about_a_state_or_a_reset_is_said(server, parameters, message):
+    answer = server.post("/v2/models/lstm/generate", {"input_0": [1], "parameters": {"sequence_id": 9, **parameters}})
+    assert answer.status == 400
+    assert message in answer.json["error"]
 
 
 @pytest.mark.parametrize("module", [http_aio, grpc_aio])

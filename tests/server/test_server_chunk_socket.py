@@ -105,9 +105,6 @@ class Connection:
         self.is_open = False
         return fault
 
-    def note_end(self, end: Any, why: str) -> None:
-        self.end = end
-
     def count_refusal(self, fault: ServiceError) -> None:
         pass
 

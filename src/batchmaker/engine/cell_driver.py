@@ -20,8 +20,9 @@ from batchmaker.engine.results import Results
 from batchmaker.engine.stats import DriverStats, StepCounts, StepSeen
 from batchmaker.engine.stop_tests import StopTests
 from batchmaker.engine.unfolder import Unfolder
-from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, SequenceError
+from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, SequenceStateError
 from batchmaker.executor.base import Executor, StepsResult
+from batchmaker.graph.spec import TypeId, ValueSpec
 from batchmaker.model.cell import Cell, copy_type
 from batchmaker.model.moved_state import MovedState, written
 from batchmaker.model.registry import CellRegistry
@@ -331,14 +332,17 @@ class CellDriver:
         result: bytes | None = None
         try:
             if isinstance(control, GoOn):
-                copies = [copy_type(self._registry, *specs).type_id for specs in control.state.specs]
+                of = zip(control.state.cells, control.state.specs, strict=True)
+                types = tuple([self._type_of(cell, specs) for cell, specs in of])
                 self._unfolder.learn_types(events)
                 self._going_on[entry.sequence_id] = ticket
-                events.append(SequenceRestored(entry.sequence_id, tuple(copies), now_s))
+                events.append(SequenceRestored(entry.sequence_id, types, now_s))
                 return
             if isinstance(control, TakeState):
                 rows = self._scheduler.stored(entry.sequence_id)
-                result = written(MovedState(entry.state, [self._outputs(row) for row in rows]), control.identity)
+                values = [self._outputs(row) for row in rows]
+                cells = [self._registry.types[row.type_id].name for row in rows]
+                result = written(MovedState(entry.state, values, cells), control.identity)
             elif isinstance(control, Reset):
                 entry.state = NOTHING_KEPT
                 events.append(SequenceClosed(entry.sequence_id, now_s))
@@ -346,6 +350,18 @@ class CellDriver:
             self._settle([(ticket, None, blamed(error, "the state of its sequence"))])
         else:
             self._settle([(ticket, result, None)])
+
+    def _type_of(self, name: str, outputs: tuple[ValueSpec, ...]) -> TypeId:
+        """Return the type for a node that came from elsewhere: of the cell of this name, if it has run here.
+
+        Otherwise that of copies: no node tells which cell has computed its outputs.
+        """
+        for cell in self._registry.types:
+            if cell.name == name and [one.row_signature for one in cell.outputs] == [
+                one.row_signature for one in outputs
+            ]:
+                return cell.type_id
+        return copy_type(self._registry, *outputs).type_id
 
     def _outputs(self, row: StoredRow) -> list[Tensor]:
         """Return the outputs of a node that a sequence keeps."""
@@ -364,7 +380,7 @@ class CellDriver:
         state = ticket.chunk.control.state
         try:
             if command.reason:
-                raise SequenceError(f"the state cannot be kept here: {command.reason}")
+                raise SequenceStateError(f"the state cannot be kept here: {command.reason}")
             for row, values in zip(command.rows, state.values, strict=True):
                 for table, value in zip(row.tables, values, strict=True):
                     self._executor.put(table, row.row, value)

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, final
 
 from batchmaker.clock import RealClock
 from batchmaker.engine.answer import Answer
-from batchmaker.engine.catalogue import Catalogue, CatalogueEntry
+from batchmaker.engine.catalogue import Catalogue
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.explain import Explanation, explained
@@ -24,7 +24,7 @@ from batchmaker.engine.loop import Loop
 from batchmaker.engine.observers import Onlooker
 from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES, SequenceLimit
 from batchmaker.engine.options import check_choice, check_flag, check_number, check_whole, checked_priority
-from batchmaker.engine.request import AnswerTaker, Settled, Ticket
+from batchmaker.engine.request import AnswerTaker, SequenceEnded, Settled, Ticket
 from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.setup import Drivers, choose_policy, make_driver, only_steps, prepare_scheduler, separated
 from batchmaker.engine.start import Start
@@ -329,6 +329,7 @@ class Engine:
         idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S,
         model: str | None = None,
         state: bytes | None = None,
+        on_ended: Callable[[SequenceEnded], None] | None = None,
     ) -> Sequence:
         """Open a sequence: requests (chunks) whose state stays on the device between them (see Model.unfold_chunk).
 
@@ -338,7 +339,8 @@ class Engine:
         `unfold_chunk`.
 
         state: what `Sequence.state` of another sequence returned, here or elsewhere: this one goes on from there.
-        SequenceError for damaged bytes, and for those of another model or of other weights.
+        SequenceStateError for damaged bytes, and for those of another model or of other weights. on_ended: called in
+        the engine's thread when the sequence has ended, with who ended it and why; it must return at once.
         """
         served, priority = self._catalogue.find(model), checked_priority(priority)
         served.due_s(0.0, deadline_ms)  # raises OptionError for a wrong deadline
@@ -354,9 +356,9 @@ class Engine:
             served.model.unfold_chunk(None, None)  # raises ModelError, with advice
         if not self._workers.is_running:
             self.start()
-        identity = partial(self._identity, served)
+        identity = partial(self.identity, model)
         moved = None if state is None else read(state, identity(), self._max_nodes)
-        entry = driver.sequences.make(idle_timeout_s)
+        entry = driver.sequences.make(idle_timeout_s, on_ended)
         try:
             loop.send(partial(driver.sequences.open, entry))
         except StoppedError:
@@ -374,6 +376,17 @@ class Engine:
                 sequence.close()
                 raise
         return sequence
+
+    def identity(self, model: str | None = None) -> str:
+        """Return a name that engines share only if they serve the same model with the same weights.
+
+        The states of sequences go on where it is the same; see Sequence.state. Reads all weights, once.
+        """
+        served = self._catalogue.find(model)
+        # Race: two callers may both compute it, and get the same
+        if served.model_id not in self._identities:
+            self._identities[served.model_id] = identity_of(served.model)
+        return self._identities[served.model_id]
 
     def map(
         self,
@@ -484,12 +497,6 @@ class Engine:
         return self._workers.heartbeat()
 
     # --- inside ------------------------------------------------------------------------------------------------------
-
-    def _identity(self, served: CatalogueEntry) -> str:
-        # Race: two callers may both compute it, and get the same
-        if served.model_id not in self._identities:
-            self._identities[served.model_id] = identity_of(served.model)
-        return self._identities[served.model_id]
 
     def _ticket(self, request: Any, deadline_ms: float | None, priority: int, model: str | None) -> Ticket:
         return self._tickets.one(self._catalogue.find(model), owned(request), deadline_ms, checked_priority(priority))

@@ -11,14 +11,18 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import final
+from functools import partial
+from typing import Final, final
 
 from batchmaker.clock import Clock
 from batchmaker.engine import forks
+from batchmaker.engine.observers import call_quietly
 from batchmaker.engine.options import check_number
 from batchmaker.engine.request import (
     Chunk,
     Finish,
+    SequenceEnd,
+    SequenceEnded,
     SequenceEntry,
     SequenceKeeper,
     Settled,
@@ -98,14 +102,15 @@ class Sequences:
 
     # --- any thread --------------------------------------------------------------------------------------------
 
-    def make(self, idle_timeout_s: float) -> SequenceEntry:
+    def make(self, idle_timeout_s: float, on_ended: Callable[[SequenceEnded], None] | None = None) -> SequenceEntry:
         """Return a new sequence, to give to `open`.
 
-        idle_timeout_s: seconds, above 0, or math.inf; else OptionError. SequenceLimitError if the limit is reached.
+        idle_timeout_s: seconds, above 0, or math.inf; else OptionError. on_ended: called in the engine's thread when it
+        has ended. SequenceLimitError if the limit is reached.
         """
         check_number("idle_timeout_s", idle_timeout_s, above=0.0, hint=" (math.inf for none)")
         self._limit.count(self)
-        return SequenceEntry(SequenceId(next(self._ids)), idle_timeout_s, self)
+        return SequenceEntry(SequenceId(next(self._ids)), idle_timeout_s, self, on_ended)
 
     def uncount(self, entry: SequenceEntry) -> None:
         """Stop counting the sequence towards the limit. A second call does nothing."""
@@ -229,19 +234,19 @@ class Sequences:
     def open(self, entry: SequenceEntry) -> None:
         """Begin a sequence. It is idle until its first chunk comes."""
         self.opened[entry.sequence_id] = entry
-        entry.idle_since_s = self._clock.now_s()
+        entry.idle_since_s = entry.opened_s = self._clock.now_s()
         self._watch(entry, entry.idle_since_s)
 
-    def close(self, entry: SequenceEntry, reason: str) -> None:
+    def close(self, entry: SequenceEntry, end: SequenceEnd) -> None:
         """End a sequence once its chunks are answered."""
-        entry.closing = reason
+        entry.closing = entry.closing or end
         if not entry.outstanding:
-            self._end(entry, reason)
+            self._end(entry, entry.closing)
 
     def close_all(self, reason: str) -> None:
         """End every sequence. No chunk may be in flight."""
         for entry in list(self.opened.values()):
-            self._end(entry, reason)
+            self._end(entry, SequenceEnd.STOPPED, reason)
 
     def begin_anew(self, reason: str) -> None:
         """End every sequence, whatever its chunks were doing, and forget them: the engine has failed and answered them.
@@ -281,20 +286,32 @@ class Sequences:
             elif entry.idle_since_s + entry.idle_timeout_s > now_s:
                 self._watch(entry, entry.idle_since_s)
             else:
-                self._end(entry, f"no chunk came for {entry.idle_timeout_s:g} s")
+                self._end(entry, SequenceEnd.IDLE, f"no chunk came for {entry.idle_timeout_s:g} s")
 
     def _watch(self, entry: SequenceEntry, since_s: float) -> None:
         if entry.idle_timeout_s != math.inf:
             self._idle.add(since_s + entry.idle_timeout_s, entry.sequence_id, self.opened, len(self.opened))
 
-    def _end(self, entry: SequenceEntry, reason: str) -> None:
+    def _end(self, entry: SequenceEntry, end: SequenceEnd, said: str | None = None) -> None:
         if self.opened.pop(entry.sequence_id, None) is None:
             return
-        entry.ended = reason
+        entry.ended = said or said_end(end)
         entry.state = NOTHING_KEPT
         self._closed.append(entry.sequence_id)
         self.has_news = True
         self.uncount(entry)
+        if entry.on_ended is not None:
+            lasted_s = self._clock.now_s() - entry.opened_s
+            told = SequenceEnded(end, entry.ended, entry.next_number, lasted_s)
+            call_quietly(partial(entry.on_ended, told), "on_ended of a sequence")
+
+
+def said_end(end: SequenceEnd) -> str:
+    """Return why a sequence has ended, in words, where its caller has ended it."""
+    return _SAID.get(end, f"it was {end}")
+
+
+_SAID: Final = {SequenceEnd.FAILED: "a chunk of it has no result"}
 
 
 def _after_failed(number: int) -> SequenceError:

@@ -8,6 +8,7 @@ import queue
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Protocol, final
@@ -43,7 +44,7 @@ class SequenceKeeper(Protocol):
         """Note that chunks are answered."""
         ...
 
-    def close(self, entry: SequenceEntry, reason: str) -> None:
+    def close(self, entry: SequenceEntry, end: SequenceEnd) -> None:
         """End a sequence once its chunks are answered."""
         ...
 
@@ -78,6 +79,32 @@ class GoOn:
 @dataclass(frozen=True, slots=True)
 class Finish:
     """Asks a sequence only for an answer after all others."""
+
+
+class SequenceEnd(StrEnum):
+    """Why a sequence has ended.
+
+    Its caller has sent the last chunk, has closed it, or has given it up (`close(drain=False)`); a chunk had no result,
+    where that is the end; no chunk came for too long; or the engine was stopped or has failed.
+    """
+
+    FINISHED = "finished"
+    CLOSED = "closed"
+    GIVEN_UP = "given up"
+    FAILED = "failed"
+    IDLE = "idle"
+    STOPPED = "stopped"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SequenceEnded:
+    """The end of a sequence. said: why, in words. num_chunks: accepted ones. lasted_s: seconds since it was opened."""
+
+    end: SequenceEnd
+    said: str
+    num_chunks: int
+    lasted_s: float
 
 
 Control = Reset | TakeState | GoOn | Finish
@@ -119,11 +146,20 @@ class SequenceEntry:
 
     __slots__ = (
         "active", "closing", "computed", "counted", "ended", "failed", "idle_since_s", "idle_timeout_s", "next_number",
-        "outstanding", "sequence_id", "sequences", "state", "waiting",
+        "on_ended", "opened_s", "outstanding", "sequence_id", "sequences", "state", "waiting",
     )  # fmt: skip
 
-    def __init__(self, sequence_id: SequenceId, idle_timeout_s: float, sequences: SequenceKeeper) -> None:
+    def __init__(
+        self,
+        sequence_id: SequenceId,
+        idle_timeout_s: float,
+        sequences: SequenceKeeper,
+        on_ended: Callable[[SequenceEnded], None] | None = None,
+    ) -> None:
+        """on_ended: called in the engine's thread when it has ended."""
         self.sequence_id = sequence_id
+        self.on_ended = on_ended
+        self.opened_s = 0.0
         self.idle_timeout_s = idle_timeout_s
         self.sequences = sequences
         self.state = NOTHING_KEPT
@@ -134,7 +170,7 @@ class SequenceEntry:
         self.failed: dict[int, int] = {}
         self.next_number = 0
         self.idle_since_s = 0.0
-        self.closing: str | None = None
+        self.closing: SequenceEnd | None = None
         self.counted = True
         self.ended: str | None = None
 

@@ -11,7 +11,18 @@ from typing import Any, final
 
 from batchmaker.engine.answer import Answer
 from batchmaker.engine.loop import Loop
-from batchmaker.engine.request import Chunk, Control, Finish, GoOn, Reset, SequenceEntry, TakeState, Ticket
+from batchmaker.engine.open_sequences import said_end
+from batchmaker.engine.request import (
+    Chunk,
+    Control,
+    Finish,
+    GoOn,
+    Reset,
+    SequenceEnd,
+    SequenceEntry,
+    TakeState,
+    Ticket,
+)
 from batchmaker.engine.submission import Submitter
 from batchmaker.errors import SequenceError, StoppedError
 from batchmaker.model.moved_state import MovedState
@@ -53,7 +64,7 @@ class Sequence:
         self._make_ticket = make_ticket  # Tickets.one with its model and its priority
         self._deadline_ms = deadline_ms
         self._era = 0
-        self._closed = False
+        self._end_asked: SequenceEnd | None = None
 
     def submit(self, chunk: Any, *, deadline_ms: float | None = None, stream: bool = False) -> Answer:
         """Submit a chunk and return its answer, as Engine.submit does. deadline_ms: default is the sequence's.
@@ -71,11 +82,11 @@ class Sequence:
         without a chunk: the answer is None. Raises as `submit`.
         """
         if chunk is None and not self._takes_last:
-            answer = self._tell(Finish())
+            answer = self._tell(Finish(), stream=stream)
         else:
             ticket = self.ticket(chunk, deadline_ms, last=True)
             answer = self._submitter.submit(ticket, stream=stream)
-        self._end_with("it was finished", drain=True)
+        self._end_with(SequenceEnd.FINISHED, drain=True)
         return answer
 
     def reset(self) -> Answer:
@@ -92,8 +103,8 @@ class Sequence:
 
         In the format of safetensors, with the identity of the model; as often as wanted, here, in another process or on
         another machine. Waits for these chunks; `snapshot` does not. Raises SequenceError after a chunk without a
-        result, and for a state with objects of other classes than numbers, text, bytes, arrays, lists, tuples and
-        dicts.
+        result, and SequenceStateError for a state with objects of other classes than numbers, text, bytes, arrays,
+        lists, tuples and dicts.
         """
         state: bytes = self.snapshot().result()
         return state
@@ -102,11 +113,6 @@ class Sequence:
         """Ask for the state after all chunks sent so far, without waiting; the answer is what `state` returns."""
         return self._tell(TakeState(self._identity()))
 
-    @property
-    def takes_last(self) -> bool:
-        """Whether the model is told which chunk is the last, so that `finish` asks it even without a chunk."""
-        return self._takes_last
-
     def resume(self) -> None:
         """Go on after a chunk without a result: chunks sent from now on continue from the last answered chunk."""
         self._era += 1
@@ -114,22 +120,23 @@ class Sequence:
     @property
     def is_open(self) -> bool:
         """Whether it takes chunks: it is not closed and has not ended, for example by being idle for too long."""
-        return not self._closed and self._entry.ended is None
+        return self._end_asked is None and self._entry.ended is None
 
-    def close(self, *, drain: bool = True) -> None:
+    def close(self, *, drain: bool = True, failed: bool = False) -> None:
         """Take no more chunks. The state is freed once the accepted chunks are answered; drain=False cancels them.
 
-        Returns at once. A second call does nothing.
+        failed: it ends because of a chunk without a result, and says so. Returns at once. A second call only cancels.
         """
-        self._end_with("it was closed", drain=drain)
+        end = SequenceEnd.FAILED if failed else SequenceEnd.CLOSED if drain else SequenceEnd.GIVEN_UP
+        self._end_with(end, drain=drain)
 
-    def _end_with(self, reason: str, *, drain: bool) -> None:
-        if self._closed:
+    def _end_with(self, end: SequenceEnd, *, drain: bool) -> None:
+        if self._end_asked is not None and drain:
             return
-        self._closed = True
+        self._end_asked = self._end_asked or end
         self._entry.sequences.uncount(self._entry)
         with contextlib.suppress(StoppedError):  # the engine has stopped, and the sequence with it
-            self._loop.send(partial(self._end, reason, drain=drain))
+            self._loop.send(partial(self._end, end, drain=drain))
 
     def __enter__(self) -> Sequence:
         return self
@@ -161,19 +168,20 @@ class Sequence:
         """Begin with a state from elsewhere. For the engine itself, before the first chunk."""
         self._tell(GoOn(state))
 
-    def _tell(self, control: Control) -> Answer:
+    def _tell(self, control: Control, *, stream: bool = False) -> Answer:
         self._check()
         ticket = self._make_ticket(None, math.inf)
         ticket.chunk, ticket.worker = Chunk(self._entry, self._era, control=control), self._worker
         ticket.counted = False
-        return self._submitter.submit(ticket, stream=False)
+        return self._submitter.submit(ticket, stream=stream)
 
     def _check(self) -> None:
-        if self._closed or self._entry.ended is not None:
-            raise SequenceError(f"the sequence has ended: {self._entry.ended or 'it was closed'}; open another")
+        said = self._entry.ended or (self._end_asked and said_end(self._end_asked))
+        if said:
+            raise SequenceError(f"the sequence has ended: {said}; open another")
 
-    def _end(self, reason: str, *, drain: bool) -> None:
+    def _end(self, end: SequenceEnd, *, drain: bool) -> None:
         if not drain:
             for request_id in reversed(self._entry.outstanding):
                 self._loop.cancel(request_id)
-        self._entry.sequences.close(self._entry, reason)
+        self._entry.sequences.close(self._entry, end)

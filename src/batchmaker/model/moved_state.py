@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from batchmaker.compile.export import torch_dtype
-from batchmaker.errors import ModelError, SequenceError
+from batchmaker.errors import ModelError, SequenceStateError
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.model.model import Model
 from batchmaker.model.sequence_state import KeptHandle, KeptState
@@ -35,10 +35,14 @@ _DAMAGED: Final = "the bytes are no state of a sequence, or they are damaged: gi
 @final
 @dataclass(frozen=True, slots=True)
 class MovedState:
-    """A state on its way. values: for each kept node, its outputs, each without a batch dimension."""
+    """A state on its way.
+
+    values: for each kept node, its outputs, each without a batch dimension. cells: for each, the name of its cell type.
+    """
 
     kept: KeptState
     values: Sequence[Sequence[Tensor]]
+    cells: Sequence[str]
 
     @property
     def specs(self) -> list[tuple[ValueSpec, ...]]:
@@ -70,18 +74,18 @@ def _bytes_of(weight: Any) -> bytes:
 
 
 def written(moved: MovedState, identity: str) -> bytes:
-    """Return a state as bytes. identity: of the model. SequenceError for a state with objects of other classes."""
+    """Return a state as bytes. identity: of the model. SequenceStateError for a state with objects of other classes."""
     tensors: dict[str, Tensor] = {}
-    kinds: dict[tuple[ValueSpec, ...], list[int]] = {}
-    for place, specs in enumerate(moved.specs):
-        kinds.setdefault(specs, []).append(place)
-    for number, (specs, places) in enumerate(kinds.items()):
+    kinds: dict[tuple[str, tuple[ValueSpec, ...]], list[int]] = {}
+    for place, kind_of_node in enumerate(zip(moved.cells, moved.specs, strict=True)):
+        kinds.setdefault(kind_of_node, []).append(place)
+    for number, ((_, specs), places) in enumerate(kinds.items()):
         for output in range(len(specs)):
             tensors[f"kept.{number}.{output}"] = torch.stack([moved.values[place][output] for place in places])
 
     def plain(part: Any, depth: int = 0) -> Any:
         if depth > _MOST_DEEP:
-            raise SequenceError(f"the state has containers in containers, more than {_MOST_DEEP} deep")
+            raise SequenceStateError(f"the state has containers in containers, more than {_MOST_DEEP} deep")
         kind = type(part)
         if kind in _PLAIN:
             return part
@@ -99,42 +103,43 @@ def written(moved: MovedState, identity: str) -> bytes:
             try:
                 tensors[name] = torch.as_tensor(part).detach().cpu().clone().contiguous()
             except TypeError as error:
-                raise SequenceError(f"the state has an array that cannot be moved: {error}") from None
+                raise SequenceStateError(f"the state has an array that cannot be moved: {error}") from None
             return {"tensor" if kind is Tensor else "array": name}
-        raise SequenceError(
+        raise SequenceStateError(
             f"the state that unfold_chunk returned has a {kind.__name__}, which cannot be moved; keep handles, "
             "numbers, text, bytes, arrays and tensors, in lists, tuples and dicts"
         )
 
-    header = {"model": identity, "kept": list(kinds.values()), "structure": plain(moved.kept.structure)}
+    kept = [[cell, places] for (cell, _), places in kinds.items()]
+    header = {"model": identity, "kept": kept, "structure": plain(moved.kept.structure)}
     return save(tensors, {FORMAT: json.dumps(header)})  # one entry: the order of several would be any
 
 
 def read(data: bytes, identity: str, max_nodes: int) -> MovedState:
     """Return the state that `written` has made bytes of. Nothing in them is executed, whoever has made them.
 
-    identity: of the model that is to go on. SequenceError for damaged bytes, for those of another model, and for more
-    than `max_nodes` kept nodes.
+    identity: of the model that is to go on. SequenceStateError for damaged bytes, for those of another model, and for
+    more than `max_nodes` kept nodes.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise SequenceError(f"a state is bytes, got {type(data).__name__}: give what `Sequence.state()` returned")
+        raise SequenceStateError(f"a state is bytes, got {type(data).__name__}: give what `Sequence.state()` returned")
     data = bytes(data)
     try:
         tensors, header = load(data), _header(data)
         model = header["model"]
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError):
-        raise SequenceError(_DAMAGED) from None
+        raise SequenceStateError(_DAMAGED) from None
     if model != identity:
-        raise SequenceError(
+        raise SequenceStateError(
             "the state is of another model, or of one with other weights: it goes on only where the same model is "
             "served. Begin a new sequence"
         )
     try:
-        values = _values(header["kept"], tensors, max_nodes)
+        values, cells = _nodes(header["kept"], tensors, max_nodes)
         structure = _structure(header["structure"], values, tensors)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, ModelError):
-        raise SequenceError(_DAMAGED) from None
-    return MovedState(KeptState(structure, len(values)), values)
+        raise SequenceStateError(_DAMAGED) from None
+    return MovedState(KeptState(structure, len(values)), values, cells)
 
 
 def _header(data: bytes) -> Mapping[str, Any]:
@@ -143,13 +148,14 @@ def _header(data: bytes) -> Mapping[str, Any]:
     return found
 
 
-def _values(kinds: Any, tensors: Mapping[str, Tensor], max_nodes: int) -> list[list[Tensor]]:
-    """Return the outputs of each kept node. Raises ValueError and others for wrong places."""
-    num_nodes = sum(len(places) for places in kinds)
+def _nodes(kinds: Any, tensors: Mapping[str, Tensor], max_nodes: int) -> tuple[list[list[Tensor]], list[str]]:
+    """Return of each kept node its outputs, and the name of its cell type. Raises ValueError and others if wrong."""
+    num_nodes = sum(len(places) for _, places in kinds)
     if num_nodes > max_nodes:
-        raise SequenceError(f"the state keeps {num_nodes} nodes; this engine takes {max_nodes} (max_nodes)")
+        raise SequenceStateError(f"the state keeps {num_nodes} nodes; this engine takes {max_nodes} (max_nodes)")
     found: list[list[Tensor]] = [[] for _ in range(num_nodes)]
-    for number, places in enumerate(kinds):
+    cells = [""] * num_nodes
+    for number, (cell, places) in enumerate(kinds):
         columns: list[Tensor] = []
         while (column := tensors.get(f"kept.{number}.{len(columns)}")) is not None:
             columns.append(column)
@@ -159,7 +165,8 @@ def _values(kinds: Any, tensors: Mapping[str, Tensor], max_nodes: int) -> list[l
             if type(place) is not int or not 0 <= place < num_nodes or found[place]:
                 raise ValueError("a place is wrong")
             found[place] = [column[i] for column in columns]
-    return found
+            cells[place] = str(cell)
+    return found, cells
 
 
 def _structure(part: Any, values: Sequence[Sequence[Tensor]], tensors: Mapping[str, Tensor]) -> Any:

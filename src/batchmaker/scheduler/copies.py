@@ -235,10 +235,10 @@ class GraphCopies:
         None of its subgraphs may have been released yet. is_host: [tables]. earlier: the numbers of the nodes before
         its own, all of which are done.
         """
-        if len(self._forms) >= self.max_forms or self._nodes.count + graph.num_nodes > self.max_nodes:
+        if self._counts.count >= self.max_forms or self._nodes.count + graph.num_nodes > self.max_nodes:
             self._forget()
         self._addresses = None
-        arena, number = self._arena, len(self._forms)
+        arena, number = self._arena, self._counts.count  # a graph may have been remembered before, with other types
         nodes = slice(extent.base, extent.base + extent.num_nodes)
         subgraphs = slice(extent.first_subgraph, extent.first_subgraph + extent.num_subgraphs)
         edges = slice(extent.first_edge, extent.first_edge + extent.num_edges)

@@ -187,5 +187,7 @@ def write_infer(response: InferResponse, request: InferRequest, *, nulls: bool =
     head: dict[str, Any] = {"model_name": response.model, "model_version": response.version, "outputs": outputs}
     if response.id:
         head["id"] = response.id
+    if response.parameters:
+        head["parameters"] = response.parameters
     encoded = msgspec.json.encode(head)
     return (encoded, None) if not parts else (b"".join((encoded, *parts)), len(encoded))

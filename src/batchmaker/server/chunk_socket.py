@@ -16,7 +16,7 @@ from batchmaker.server.faults import ServiceError, invalid
 from batchmaker.server.message_reader import framed
 from batchmaker.server.parts import Site
 from batchmaker.server.sender import NOBODY, Sender
-from batchmaker.server.sequences import ConnectedSequence, SequenceEnd
+from batchmaker.server.sequences import ConnectedSequence
 from batchmaker.server.served_model import ServedModel
 from batchmaker.server.socket_protocol import SocketProtocol
 
@@ -29,6 +29,9 @@ class Closing(NamedTuple):
     code: int
     reason: str
 
+
+AFTER_ENGINE_S: Final = 0.05
+"""The engine ends idle sequences itself, and says why; connections look so much later."""
 
 STOPPING: Final = Closing(1001, "the server or the model is being stopped")
 DEFECT: Final = Closing(1011, "the server failed")
@@ -148,7 +151,7 @@ class ChunkSocket:
             self._answer()
         except Exception:
             _LOG.exception("a WebSocket failed")
-            self._close(DEFECT, SequenceEnd.FAILED)
+            self._close(DEFECT)
 
     def writable(self) -> None:
         """Go on with the answers that have waited for the client. See Conversation."""
@@ -167,9 +170,9 @@ class ChunkSocket:
         self._socket.write(frames[0] if len(frames) == 1 else b"".join(frames))
         if last.is_last:
             if last.kind is not AnswerKind.FAULT:
-                self._close(_FINISHED, SequenceEnd.FINISHED)
+                self._close(_FINISHED)
             else:
-                self._close(STOPPING if self._stopping else _FAILED, SequenceEnd.FAILED)
+                self._close(STOPPING if self._stopping else _FAILED)
             return
         self._quiet_since_s = get_running_loop().time()
         if self._taken is not None:  # there may be room now
@@ -182,7 +185,7 @@ class ChunkSocket:
 
     def look(self, now_s: float) -> float | None:
         """Close after too long without a chunk; try again what had no room. See Conversation."""
-        idle_s = self._site.service.limits.sequence_idle_seconds
+        idle_s = self._site.service.limits.sequence_idle_seconds + AFTER_ENGINE_S
         if self._taken is not None:
             if self._room.retry_s <= now_s:
                 self.received(self._taken)
@@ -190,7 +193,7 @@ class ChunkSocket:
             return min(self._room.retry_s, now_s + idle_s) if self._waits else now_s + idle_s
         due_s = (now_s if self._lane.num_waiting else self._quiet_since_s) + idle_s
         if due_s <= now_s:
-            self._close(_IDLE, SequenceEnd.IDLE)
+            self._close(_IDLE)
             return None
         return due_s
 
@@ -205,24 +208,23 @@ class ChunkSocket:
 
     def _end_if_stopped(self) -> None:
         if self._stopping and not self._over and not self._lane.num_waiting and self._taken is None:
-            self._close(STOPPING, SequenceEnd.STOPPED)
+            self._close(STOPPING)
 
     def lost(self, why: str, code: int) -> None:
         """Give up what is computed: nobody is there for it. See Conversation."""
-        self._finish(SequenceEnd.LEFT, why)
+        self._finish()
 
-    def _close(self, closing: Closing, end: SequenceEnd) -> None:
+    def _close(self, closing: Closing) -> None:
         if not self._over:
-            self._finish(end, closing.reason)
+            self._finish()
             self._socket.close(closing.code, closing.reason)
 
-    def _finish(self, end: SequenceEnd, why: str) -> None:
+    def _finish(self) -> None:
         self._over = True
         self._taken = None
         self._served.connected.discard(self.stop)
         self._lane.close()
         self._room.held.release()
-        self._served.note_end(end, why)
         self._site.service.disconnect()
 
 

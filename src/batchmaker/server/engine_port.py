@@ -12,10 +12,11 @@ from batchmaker.clock import RealClock
 from batchmaker.engine import Answer, DriverStats, Engine, StepSeen, Ticket
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.heartbeat import Heartbeat
-from batchmaker.engine.request import AnswerTaker
+from batchmaker.engine.request import AnswerTaker, SequenceEnded
 from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import BatchmakerError
 from batchmaker.model.model import Model
+from batchmaker.model.unfolding import takes_last
 from batchmaker.server.parameters import CallOptions
 
 
@@ -58,8 +59,7 @@ class EnginePort:
         """
         self._engine.start()
         if self.takes_sequences:
-            with self._engine.open_sequence(deadline_ms=math.inf) as sequence:
-                sequence.state()  # reads the weights once, and not in the event loop's thread
+            self._engine.identity()  # reads all weights: not while requests wait
         example = self._model.example_request
         if example is None:
             return None, []
@@ -92,7 +92,7 @@ class EnginePort:
         the request.
         """
         if sequence is not None:
-            return sequence.submit(request, deadline_ms=options.deadline_ms)
+            return _chunk(sequence, request, options, stream=False)
         return self._engine.submit(request, deadline_ms=options.deadline_ms, priority=options.priority)
 
     def stream(self, request: Any, options: CallOptions, sequence: Sequence | None) -> AsyncGenerator[Any, None]:
@@ -101,7 +101,7 @@ class EnginePort:
         Otherwise as `submit`.
         """
         if sequence is not None:
-            return _values(sequence.submit(request, deadline_ms=options.deadline_ms, stream=True))
+            return _values(_chunk(sequence, request, options, stream=True))
         deadline_ms, priority = options.deadline_ms, options.priority
         return _values(self._engine.submit(request, deadline_ms=deadline_ms, priority=priority, stream=True))
 
@@ -111,20 +111,28 @@ class EnginePort:
         """Submit chunks of many sequences; see Engine.send_chunks. The answers come in the engine's thread."""
         return self._engine.send_chunks(chunks, answers)
 
+    def is_request(self, options: CallOptions) -> bool:
+        """Whether what comes without a chunk is a request to the model: the end of a sequence, if it wants to know."""
+        return options.chunk is not None and options.chunk.end and takes_last(type(self._model))
+
     @property
     def takes_sequences(self) -> bool:
         """Whether requests may be chunks of sequences."""
         return self._model.takes_chunks and isinstance(self._engine.driver, CellDriver)
 
-    def open_sequence(self, priority: int, idle_s: float, state: bytes | None = None) -> Sequence:
-        """Begin a sequence, which ends when closed, or idle for `idle_s`. Raises as Engine.open_sequence does."""
-        return self._engine.open_sequence(priority=priority, idle_timeout_s=idle_s, state=state)
-
-    @staticmethod
-    def finish(sequence: Sequence, chunk: Any, deadline_ms: float | None) -> tuple[Answer, bool]:
-        """Submit the last chunk, None for none; return its answer, and whether it counts as a request."""
-        counted = chunk is not None or sequence.takes_last
+    def finish(self, sequence: Sequence, chunk: Any, deadline_ms: float | None) -> tuple[Answer, bool]:
+        """Submit the last chunk, None for none; return its answer, and whether it is a request to the model."""
+        counted = chunk is not None or takes_last(type(self._model))
         return sequence.finish(chunk, deadline_ms=deadline_ms), counted
+
+    def open_sequence(
+        self, priority: int, idle_s: float, on_ended: Callable[[SequenceEnded], None], state: bytes | None = None
+    ) -> Sequence:
+        """Begin a sequence, which ends when closed, or idle for `idle_s`. Raises as Engine.open_sequence does.
+
+        on_ended: called in the engine's thread when it has. state: what it goes on from.
+        """
+        return self._engine.open_sequence(priority=priority, idle_timeout_s=idle_s, on_ended=on_ended, state=state)
 
     @property
     def num_sequences(self) -> int:
@@ -140,6 +148,18 @@ class EnginePort:
     def stats(self) -> DriverStats:
         """The engine's own counts."""
         return self._engine.stats
+
+
+def _chunk(sequence: Sequence, request: Any, options: CallOptions, *, stream: bool) -> Answer:
+    """Submit a chunk. request: None for an end, or a reset, without one."""
+    asked = options.chunk
+    if asked is not None and asked.reset:
+        answer = sequence.reset()
+        if request is None and not asked.end:
+            return answer
+    if asked is not None and asked.end:
+        return sequence.finish(request, deadline_ms=options.deadline_ms, stream=stream)
+    return sequence.submit(request, deadline_ms=options.deadline_ms, stream=stream)
 
 
 async def _values(answer: Answer) -> AsyncGenerator[Any, None]:

@@ -19,6 +19,7 @@ from batchmaker.errors import (
     SavedModelError,
     SequenceError,
     SequenceLimitError,
+    SequenceStateError,
     StoppedError,
 )
 
@@ -75,7 +76,7 @@ def fault_of(error: BaseException) -> ServiceError:
                 "the model cannot use this request. Check names, shapes and values against the model's metadata "
                 "(GET /v2/models/NAME)."
             )
-        case InvalidRequestError() | NodeLimitError():
+        case InvalidRequestError() | NodeLimitError() | SequenceStateError():
             return invalid(str(error))
         case MemoryLimitError():
             return invalid("the values of this request do not fit into the server's memory; send less at a time")

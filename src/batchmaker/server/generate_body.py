@@ -77,6 +77,8 @@ def write_generate(response: InferResponse, *, nulls: bool = False) -> bytes:
     answer: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
         answer["id"] = response.id
+    if response.parameters:
+        answer["parameters"] = response.parameters
     for tensor in response.outputs:
         check_finite(tensor, nulls=nulls)
         data = tensor.data.tolist()

@@ -30,7 +30,7 @@ class InferRequest(msgspec.Struct, frozen=True):
 class InferResponse(msgspec.Struct, frozen=True):
     """A model's response: the requested outputs in order, or one part of a stream.
 
-    single: names of outputs that are one value, and not a list of length one.
+    single: names of outputs that are one value, and not a list of length one. parameters: beside the outputs.
     """
 
     model: str
@@ -38,3 +38,4 @@ class InferResponse(msgspec.Struct, frozen=True):
     outputs: tuple[Tensor, ...]
     id: str = ""
     single: frozenset[str] = frozenset()
+    parameters: Mapping[str, Parameter] = {}

@@ -19,7 +19,6 @@ import batchmaker
 from batchmaker.server.connections import Connections
 from batchmaker.server.logs import LogQueue
 from batchmaker.server.reload import Reload
-from batchmaker.server.sequences import SequenceEnd
 from batchmaker.server.served_model import ServedModel
 from batchmaker.server.service import Service
 from batchmaker.server.statistics import CellCounts, Histogram, ModelStatistics
@@ -140,12 +139,12 @@ class Metrics(Collector):
         models = self._service.repository.models()
         yield from self._triton(models)
         yield _outcomes(models)
+        yield _sequence_ends(models)
         for name, (meaning, value) in _OWN.items():
             family = CounterMetricFamily(name, meaning, labels=_LABELS, unit=_unit(name))
             for model in models:
                 family.add_metric(_labels(model), value(model))
             yield family
-        yield _ends(models)
         yield from _cell_metrics(models)
         for name, (meaning, histogram) in _HISTOGRAMS.items():
             times = HistogramMetricFamily(name, meaning, labels=_LABELS, unit=_unit(name))
@@ -266,14 +265,14 @@ def _outcomes(models: Sequence[ServedModel]) -> Metric:
     return family
 
 
-def _ends(models: Sequence[ServedModel]) -> Metric:
-    """Return the sequences of WebSockets that have ended, by who has ended them and why."""
+def _sequence_ends(models: Sequence[ServedModel]) -> Metric:
+    """Return the ended sequences of models, by why they have ended."""
     family = CounterMetricFamily(
-        "batchmaker_sequence_ends", "Sequences of WebSockets that have ended, by how", labels=(*_LABELS, "end")
+        "batchmaker_sequences_ended", "Sequences that have ended, by why", labels=(*_LABELS, "why")
     )
     for model in models:
-        for end in SequenceEnd:
-            family.add_metric([*_labels(model), end.value], model.sequences.ends[end])
+        for end, count in model.statistics.sequences_ended.items():
+            family.add_metric([*_labels(model), end.value.replace(" ", "_")], count)
     return family
 
 

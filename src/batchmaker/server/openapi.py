@@ -93,6 +93,11 @@ _SCHEMAS: Final[dict[str, Any]] = {
             priority={"type": "integer", "minimum": 0, "description": "1 is the highest; 0 comes after all others."},
             sequence_id={"type": ["integer", "string"], "description": "Of what the request is a chunk; 0 is none."},
             sequence_start={"type": "boolean"}, sequence_end={"type": "boolean"},
+            sequence_reset={"type": "boolean", "description": "Forget the state before this chunk."},
+            sequence_state={
+                "type": ["boolean", "string"],
+                "description": "true: answer with the state after the chunk. Text, with sequence_start: go on from it.",
+            },
             binary_data_output={"type": "boolean"},
         ),
         "additionalProperties": {"anyOf": [{"type": kind} for kind in ("boolean", "number", "string", "null")]},
@@ -114,6 +119,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
     "InferResponse": _object(
         ("model_name", "model_version", "outputs"),
         id=_TEXT, model_name=_TEXT, model_version=_TEXT, outputs=_list(_ref("OutputTensor")),
+        parameters=_ref("Parameters"),
     ),
     "GenerateRequest": {
         **_object(id=_TEXT, parameters=_ref("RequestParameters")),
@@ -121,7 +127,10 @@ _SCHEMAS: Final[dict[str, Any]] = {
         "description": "Each input of the model under its name, as plain JSON.",
     },
     "GenerateResponse": {
-        **_object(("model_name", "model_version"), id=_TEXT, model_name=_TEXT, model_version=_TEXT),
+        **_object(
+            ("model_name", "model_version"), id=_TEXT, model_name=_TEXT, model_version=_TEXT,
+            parameters=_ref("Parameters"),
+        ),
         "additionalProperties": {},
         "description": "Each output of the model under its name, as plain JSON.",
     },

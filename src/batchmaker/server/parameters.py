@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -25,11 +26,18 @@ SequenceName = int | str
 
 
 class ChunkOptions(msgspec.Struct, frozen=True):
-    """The sequence of a chunk, and whether it is the first or the last."""
+    """The sequence of a chunk, and what is asked of the sequence with it.
+
+    start, end: it is the first or the last. reset: the sequence forgets its state first. wants_state: the answer has
+    the state after the chunk. state: what a sequence that starts goes on from; see Sequence.state.
+    """
 
     name: SequenceName
     start: bool = False
     end: bool = False
+    reset: bool = False
+    wants_state: bool = False
+    state: bytes | None = None
 
 
 class CallOptions(msgspec.Struct, frozen=True):
@@ -118,11 +126,14 @@ def _priority(value: Parameter) -> int:
 
 
 def _chunk(parameters: Mapping[str, Parameter]) -> ChunkOptions | None:
-    start, end = (_flag(name, parameters.get(name)) for name in ("sequence_start", "sequence_end"))
-    name = parameters.get("sequence_id")
+    start, end, reset = (_flag(f"sequence_{what}", parameters.get(f"sequence_{what}")) for what in _ASKED)
+    name, state = parameters.get("sequence_id"), parameters.get("sequence_state")
     if name is None or name == "" or (name == 0 and not isinstance(name, bool)):
-        if start or end:
-            raise invalid("sequence_start and sequence_end need a sequence_id: a whole number above 0, or a string")
+        if start or end or reset or state:
+            raise invalid(
+                "sequence_start, sequence_end, sequence_reset and sequence_state need a sequence_id: a whole number "
+                "above 0, or a string"
+            )
         return None
     if isinstance(name, str):
         good = len(name) <= _MAX_SEQUENCE_NAME
@@ -133,7 +144,30 @@ def _chunk(parameters: Mapping[str, Parameter]) -> ChunkOptions | None:
             "parameter 'sequence_id' must be a whole number from 1 to 2^64 - 1, or a string of at most "
             f"{_MAX_SEQUENCE_NAME} characters, got {str(name)[:32]!r}"
         )
-    return ChunkOptions(name, start, end)
+    if isinstance(state, str) and not start:
+        raise invalid("a sequence_state is what a sequence begins with: send it with sequence_start; true asks for one")
+    if state is True and end:
+        raise invalid(
+            "sequence_state asks for what the sequence goes on from, and sequence_end ends it: send one of them"
+        )
+    data = state_in(state) if isinstance(state, str) else None
+    return ChunkOptions(name, start, end, reset, data is None and _flag("sequence_state", state), data)
+
+
+_ASKED: Final = ("start", "end", "reset")
+
+
+def state_in(text: str) -> bytes:
+    """Return a state that came as text, in base64. INVALID if it is none."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise invalid("a sequence_state is base64 of what the server gave as one") from None
+
+
+def state_as_text(state: bytes) -> str:
+    """Return a state as `state_in` reads it."""
+    return base64.b64encode(state).decode()
 
 
 def _flag(name: str, value: Parameter) -> bool:

@@ -11,12 +11,13 @@ the same name. They are told apart by their connections: see `OpenSequences.take
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from enum import Enum
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, NamedTuple, final
 
+from batchmaker.engine.request import SequenceEnded
 from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import BatchmakerError, SequenceError
 from batchmaker.server.engine_port import EnginePort
@@ -38,24 +39,24 @@ _Key = tuple[tuple[str, str], SequenceName]
 class TakenChunk:
     """The place of one request in its sequence, entered while the request is computed and answered.
 
-    If the block ends with an answer, the rows are freed if this was the sequence's last request. If it ends with an
-    error, or because the client has gone, the sequence has ended, with all requests sent after this one. ended: the
-    message for the client then, after the error. on_failed: called then.
+    If the block ends with an error, or because the client has gone, the sequence has ended, with all requests sent
+    after this one. ended: the message for the client then, after the error. on_failed: called then. wants_state: the
+    answer has the state of the sequence after this request.
     """
 
-    __slots__ = ("_ended", "_last", "_on_failed", "sequence")
+    __slots__ = ("_ended", "_on_failed", "sequence", "wants_state")
 
     def __init__(
-        self, sequence: Sequence, *, last: bool, ended: str, on_failed: Callable[[], None] = lambda: None
+        self, sequence: Sequence, *, ended: str, on_failed: Callable[[], None] = lambda: None, wants_state: bool = False
     ) -> None:
         self.sequence = sequence
-        self._last = last
+        self.wants_state = wants_state
         self._ended = ended
         self._on_failed = on_failed
 
     def refused(self, fault: ServiceError) -> ServiceError:
         """End the sequence, for this request, which the engine does not get; return what its client is told."""
-        self.sequence.close()
+        self.sequence.close(failed=True)
         self._on_failed()
         return _ended_with(fault, self._ended)
 
@@ -66,26 +67,14 @@ class TakenChunk:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            if self._last:
-                self.sequence.close()
             return
-        self.sequence.close(drain=False)
+        self.sequence.close(drain=False, failed=isinstance(error, ServiceError))
         self._on_failed()
         if not isinstance(error, ServiceError) or isinstance(error.__cause__, SequenceError):
             return
         if error.kind is FaultKind.CANCELLED:  # by closing for an earlier one; the client still waits
             raise fault_of(SequenceError()) from error
         raise _ended_with(error, self._ended) from error
-
-
-class SequenceEnd(Enum):
-    """Who has ended a sequence of a connection, and why; the values are those in the metrics."""
-
-    FINISHED = "finished"  # by its client, with the last chunk
-    LEFT = "left"  # by its client, who closed the connection or has gone
-    FAILED = "failed"  # by a chunk without a result
-    IDLE = "idle"  # by the server: nothing came for too long
-    STOPPED = "stopped"  # by the server: it ends, or the model is unloaded
 
 
 class Wording(NamedTuple):
@@ -120,12 +109,12 @@ class ConnectedSequence:
 
     def refused(self, fault: ServiceError) -> ServiceError:
         """End the sequence, for a chunk that the engine does not get; return what its client is told."""
-        self.sequence.close()
+        self.sequence.close(failed=True)
         return _ended_with(fault, self._wording.ended)
 
     def failed(self, error: BaseException, fault: ServiceError) -> ServiceError:
         """End the sequence, for a chunk that has no result; return what its client is told. fault: of the error."""
-        self.sequence.close(drain=False)
+        self.sequence.close(drain=False, failed=True)
         if isinstance(error, SequenceError):
             return fault
         if fault.kind is FaultKind.CANCELLED:  # by closing for an earlier one; the client still waits
@@ -159,7 +148,15 @@ class _Held:
 class OpenSequences:
     """The open sequences, used from one event loop. Keeps only names of ended sequences, for a while."""
 
-    def __init__(self, model: str, port: EnginePort, limits: Limits) -> None:
+    def __init__(
+        self,
+        model: str,
+        port: EnginePort,
+        limits: Limits,
+        on_ended: Callable[[Sender, SequenceEnded], None] = lambda _, __: None,
+    ) -> None:
+        """on_ended: called in the engine's thread when a sequence has ended, with who had opened it."""
+        self._on_ended = on_ended
         self._model = model
         self._port = port
         self._limits = limits
@@ -168,8 +165,6 @@ class OpenSequences:
         self._connected: dict[Sequence, tuple[str, str]] = {}  # the owners of those without names
         self._sweep_at = 64
         self.num_connected = 0
-        self.ends: Counter[SequenceEnd] = Counter()
-        """How many sequences of connections have ended, and how."""
         self.num_begun = 0
 
     @property
@@ -212,7 +207,7 @@ class OpenSequences:
                 held.disputed = True
                 self._remember((sender.connection, key), _Held(held.sequence))  # not the one that is open
                 raise self._conflict(chunk.name, sender)
-            held = self._begin(key, sender, options.priority)
+            held = self._begin(key, sender, options.priority, chunk.state)
         elif held is None:
             raise self._not_open(chunk.name, known)
         elif not _may_go_on(held, known):
@@ -221,7 +216,10 @@ class OpenSequences:
         if chunk.end:
             self._forget(key, held)
         return TakenChunk(
-            held.sequence, last=chunk.end, ended=_begin_anew(chunk.name), on_failed=lambda: self._forget(key, held)
+            held.sequence,
+            ended=_begin_anew(chunk.name),
+            on_failed=lambda: self._forget(key, held),
+            wants_state=chunk.wants_state,
         )
 
     def refused(self, parameters: Mapping[str, Any], sender: Sender, fault: ServiceError) -> ServiceError:
@@ -237,7 +235,7 @@ class OpenSequences:
         held, known = self._open(key), self._known.get((sender.connection, key))
         if held is None or not _may_go_on(held, known):
             return fault
-        held.sequence.close()
+        held.sequence.close(failed=True)
         self._forget(key, held)
         return _ended_with(fault, _begin_anew(name))
 
@@ -270,16 +268,16 @@ class OpenSequences:
         held = self._named.get(key)
         return held if held is not None and held.sequence.is_open else None
 
-    def _begin(self, key: _Key, sender: Sender, priority: int) -> _Held:
+    def _begin(self, key: _Key, sender: Sender, priority: int, state: bytes | None) -> _Held:
         before = self._named.pop(key, None)
         if before is not None:
             before.sequence.close()
         self._forget_ended()
-        held = self._named[key] = _Held(self._opened(sender, priority))
+        held = self._named[key] = _Held(self._opened(sender, priority, state))
         held.disputed = before is not None and before.disputed
         return held
 
-    def _opened(self, sender: Sender, priority: int, state: bytes | None = None) -> Sequence:
+    def _opened(self, sender: Sender, priority: int, state: bytes | None) -> Sequence:
         of_key, owner = self._limits.max_key_sequences, sender.owner
         if sender.holder and self._num_open(owner) >= of_key:
             raise ServiceError(
@@ -289,10 +287,9 @@ class OpenSequences:
                 _RETRY_AFTER_S,
             )
         try:
-            sequence = self._port.open_sequence(priority, self._limits.sequence_idle_seconds, state)
+            ended = partial(self._on_ended, sender)
+            sequence = self._port.open_sequence(priority, self._limits.sequence_idle_seconds, ended, state)
         except BatchmakerError as error:
-            if state is not None and type(error) is SequenceError:  # of bytes that are no state of this model
-                raise invalid(str(error)) from error
             raise fault_of(error) from error
         self.num_begun += 1
         return sequence

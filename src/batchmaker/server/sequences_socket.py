@@ -12,7 +12,7 @@ import msgspec
 from batchmaker.server.chunk_form import ChunkForm
 from batchmaker.server.chunk_lane import AnswerKind, Lane, LaneAnswer
 from batchmaker.server.chunk_room import ChunkRoom
-from batchmaker.server.chunk_socket import DEFECT, STOPPING, Closing
+from batchmaker.server.chunk_socket import AFTER_ENGINE_S, DEFECT, STOPPING, Closing
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.message_reader import framed
 from batchmaker.server.parts import Site
@@ -29,7 +29,7 @@ from batchmaker.server.sequence_frames import (
     read_frame,
     written_frame,
 )
-from batchmaker.server.sequences import MANY_SEQUENCES, SequenceEnd
+from batchmaker.server.sequences import MANY_SEQUENCES
 from batchmaker.server.served_model import ServedModel
 from batchmaker.server.socket_protocol import SocketProtocol
 
@@ -133,13 +133,13 @@ class SequencesSocket:
             text = _TEXT.decode(message)
             state = _BYTES.decode(msgspec.json.encode(text.state)) if isinstance(text.state, str) else b""
         except (msgspec.DecodeError, ValueError) as error:
-            self._close(Closing(_MALFORMED, f"a text message is no frame: {error}"[:120]), SequenceEnd.FAILED)
+            self._close(Closing(_MALFORMED, f"a text message is no frame: {error}"[:120]))
             return
         flags = BEGIN * text.begin | END * text.end | RESET * text.reset | GIVE_UP * text.give_up
         chunk = bytes(text.chunk)
         if not 0 <= text.sequence < 1 << 32 or (chunk and text.state):
             why = "sequence must be from 0 to 2^32 - 1" if not chunk else "a frame has a chunk or a state, not both"
-            self._close(Closing(_MALFORMED, f"a text message is no frame: {why}"), SequenceEnd.FAILED)
+            self._close(Closing(_MALFORMED, f"a text message is no frame: {why}"))
         elif chunk:
             self._frame = SequenceFrame(text.sequence, flags, VALUES, chunk.decode(), 0)
         else:
@@ -164,7 +164,7 @@ class SequencesSocket:
                     frame = read_frame(message, self._at)
                 except ValueError as error:
                     where = f"a message is no frames, at byte {self._at}: {error}"
-                    self._close(Closing(_MALFORMED, where[:120]), SequenceEnd.FAILED)
+                    self._close(Closing(_MALFORMED, where[:120]))
                     return
                 self._at = frame.next_at
             if not self._enter(frame):
@@ -184,7 +184,7 @@ class SequencesSocket:
             self._work()
         except Exception:
             _LOG.exception("a WebSocket failed")
-            self._close(DEFECT, SequenceEnd.FAILED)
+            self._close(DEFECT)
         else:
             self._socket.go_on()
 
@@ -282,7 +282,7 @@ class SequencesSocket:
     def _give_up(self, number: int, lane: Lane | None) -> None:
         """Give up what is not answered of a sequence, and end it."""
         if lane is not None:
-            self._end_lane(lane, SequenceEnd.LEFT, "the client has given it up")
+            self._end_lane(lane)
         answer = LaneAnswer(AnswerKind.NOTHING, b"", "end", is_last=True)
         self._socket.write(framed(_frame(number, answer) if self._binary else _text(number, answer)))
 
@@ -301,7 +301,7 @@ class SequencesSocket:
             self._answer(lanes)
         except Exception:
             _LOG.exception("a WebSocket failed")
-            self._close(DEFECT, SequenceEnd.FAILED)
+            self._close(DEFECT)
             return
         if self._frame is not None and not self._turn_waits:  # there may be room now
             self._go_on()
@@ -337,30 +337,29 @@ class SequencesSocket:
 
     def _forget(self, lane: Lane, answer: LaneAnswer) -> None:
         """Note the end of a sequence, with its last answer."""
-        finished = answer.kind is not AnswerKind.FAULT
-        self._end_lane(lane, SequenceEnd.FINISHED if finished else SequenceEnd.FAILED, str(answer.data)[:200])
-        if not finished:
+        self._end_lane(lane)
+        if answer.kind is AnswerKind.FAULT:
             self._note_ended(lane.number)
 
-    def _end_lane(self, lane: Lane, end: SequenceEnd, why: str) -> None:
+    def _end_lane(self, lane: Lane) -> None:
         del self._lanes[lane.number]
         self._quiet.pop(lane, None)
         lane.close()
-        self._served.note_end(end, "" if end is SequenceEnd.FINISHED else why)
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
     def look(self, now_s: float) -> float | None:
         """End sequences, and a connection, to which nothing has come for too long; try again what had no room."""
-        idle_s = self._site.service.limits.sequence_idle_seconds
+        limit_s = self._site.service.limits.sequence_idle_seconds
+        idle_s = limit_s + AFTER_ENGINE_S
         if self._frame is not None and self._room.retry_s <= now_s and not self._turn_waits:
             self._go_on()
         while self._quiet and not self._over:
             lane, since_s = next(iter(self._quiet.items()))
             if since_s + idle_s > now_s:
                 break
-            self._end_lane(lane, SequenceEnd.IDLE, "no frame came")
-            said = f"no frame came for {idle_s:g} seconds: the sequence has ended"
+            self._end_lane(lane)
+            said = f"no frame came for {limit_s:g} seconds: the sequence has ended"
             fault = self._form.write_fault(ServiceError(FaultKind.TOO_SLOW, said))
             self._socket.write(framed(_with_number(lane.number, fault)))
             self._note_ended(lane.number)
@@ -372,7 +371,7 @@ class SequencesSocket:
         if not self._lanes and self._frame is None:
             due_s = self._quiet_since_s + idle_s
             if due_s <= now_s:
-                self._close(_IDLE, SequenceEnd.IDLE)
+                self._close(_IDLE)
                 return None
         return due_s if self._frame is None else min(due_s, max(self._room.retry_s, now_s))
 
@@ -387,23 +386,23 @@ class SequencesSocket:
         stopped = self._stopping and not any(lane.num_waiting for lane in self._lanes.values())
         drained = self._site.service.draining and not self._lanes
         if (stopped or drained) and self._message is None and self._frame is None:
-            self._close(STOPPING, SequenceEnd.STOPPED)
+            self._close(STOPPING)
 
     def lost(self, why: str, code: int) -> None:
         """Give up what is computed: nobody is there for it. See Conversation."""
-        self._finish(SequenceEnd.LEFT, why)
+        self._finish()
 
-    def _close(self, closing: Closing, end: SequenceEnd) -> None:
+    def _close(self, closing: Closing) -> None:
         if not self._over:
-            self._finish(end, closing.reason)
+            self._finish()
             self._socket.close(closing.code, closing.reason)
 
-    def _finish(self, end: SequenceEnd, why: str) -> None:
+    def _finish(self) -> None:
         self._over = True
         self._message = self._frame = None
         self._served.connected.discard(self.stop)
         for lane in tuple(self._lanes.values()):
-            self._end_lane(lane, end, why)
+            self._end_lane(lane)
         self._room.held.release()
         self._site.service.disconnect()
 

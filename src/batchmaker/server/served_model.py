@@ -10,6 +10,7 @@ from contextlib import aclosing, nullcontext
 from typing import Any, Final, TypeVar, final
 
 from batchmaker.engine import StepSeen, Ticket
+from batchmaker.engine.request import SequenceEnd, SequenceEnded
 from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import BatchmakerError, InvalidRequestError, said_by
 from batchmaker.model.model import Model
@@ -22,9 +23,9 @@ from batchmaker.server.engine_port import EngineOptions, EnginePort
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
-from batchmaker.server.parameters import CallOptions, call_options, check_id
+from batchmaker.server.parameters import CallOptions, call_options, check_id, state_as_text
 from batchmaker.server.sender import NOBODY, Sender
-from batchmaker.server.sequences import ONE_SEQUENCE, ConnectedSequence, OpenSequences, SequenceEnd, TakenChunk, Wording
+from batchmaker.server.sequences import ONE_SEQUENCE, ConnectedSequence, OpenSequences, TakenChunk, Wording
 from batchmaker.server.signature import Signature
 from batchmaker.server.statistics import ModelStatistics
 from batchmaker.server.tensors import Tensor
@@ -61,7 +62,7 @@ class ServedModel:
             raise
         self._single_outputs = self.signature.single_outputs
         self.statistics = ModelStatistics()
-        self.sequences = OpenSequences(name, self._port, limits)
+        self.sequences = OpenSequences(name, self._port, limits, self._sequence_ended)
         self.exchange = ChunkExchange(self._port, self.statistics)
         self.steps = StepRing(trace_steps)
         self.connected: set[Callable[[], None]] = set()
@@ -72,6 +73,18 @@ class ServedModel:
 
     def _settled(self, ticket: Ticket, error: BaseException | None) -> None:
         self.statistics.note_settled(ticket, error)
+
+    def _sequence_ended(self, sender: Sender, ended: SequenceEnded) -> None:
+        self.statistics.sequences_ended[ended.end] += 1
+        as_asked = ended.end in (SequenceEnd.FINISHED, SequenceEnd.CLOSED)
+        _LOG.log(
+            logging.DEBUG if as_asked else logging.INFO,
+            "sequence ended",
+            extra={
+                "model": self.name, "client": sender.client, "why": ended.said, "chunks": ended.num_chunks,
+                "seconds": round(ended.lasted_s, 3),
+            },
+        )  # fmt: skip
 
     def _stepped(self, step: StepSeen) -> None:
         self.statistics.note_step(step)
@@ -125,13 +138,6 @@ class ServedModel:
         self._check_room()
         self.sequences.check_kept("ask it by infer or generate")
 
-    def note_end(self, end: SequenceEnd, why: str) -> None:
-        """Count the end of a sequence of a connection, and say it in the log. why: for the log."""
-        self.sequences.ends[end] += 1
-        usual = end in (SequenceEnd.FINISHED, SequenceEnd.LEFT)
-        detail = {"model": self.name, "end": end.value, "why": why}
-        _LOG.log(logging.DEBUG if usual else logging.INFO, "a sequence has ended", extra=detail)
-
     def count_refusal(self, fault: ServiceError) -> None:
         """A call got this error before the engine had its request."""
         self.statistics.refused[fault.kind] += 1
@@ -154,19 +160,26 @@ class ServedModel:
         """
         began_s = time.perf_counter()
         answer, chunk = self._accept(request, sender, self._port.submit)
+        state = chunk.sequence.snapshot() if chunk is not None and chunk.wants_state else None
         submitted_s = time.perf_counter()
         with chunk or nullcontext():
             result = await self._guarded(answer)
+            after = None if state is None else await self._guarded(state)
             answered_s = time.perf_counter()
-            response = self.response(request, result)
+            response = self.response(request, result, after)
         self.statistics.input_s += submitted_s - began_s
         self.statistics.note_answer(began_s, answered_s, time.perf_counter())
         return response
 
-    def response(self, request: InferRequest, result: Any) -> InferResponse:
-        """Return the response to a request with this result. INTERNAL if the result is not what the model declares."""
-        outputs = self._formed(self._outputs, result, request)
-        return InferResponse(self.name, self.version, outputs, request.id, self._single_outputs)
+    def response(self, request: InferRequest, result: Any, state: bytes | None = None) -> InferResponse:
+        """Return the response to a request with this result. INTERNAL if the result is not what the model declares.
+
+        state: of its sequence after it, if it was asked for.
+        """
+        bare = result is None and not request.inputs  # the end of a sequence, or a reset
+        outputs = () if bare else self._formed(self._outputs, result, request)
+        parameters = {} if state is None else {"sequence_state": state_as_text(state)}
+        return InferResponse(self.name, self.version, outputs, request.id, self._single_outputs, parameters)
 
     def chunk_form(self, query: Mapping[str, str], *, nulls: bool) -> ChunkForm:
         """Return the form of a connection's chunks, the same for all with this query. Raises as ChunkForm does."""
@@ -192,7 +205,7 @@ class ServedModel:
 
     async def stream(self, request: InferRequest, sender: Sender = NOBODY) -> AsyncIterator[InferResponse]:
         """Yield a request's values as they are computed; see Signature.to_part. Otherwise as `infer`."""
-        if self.signature.decode is not None:
+        if self.signature.decode is not None or "sequence_state" in request.parameters:
             yield await self.infer(request, sender)
             return
         begin = time.perf_counter()
@@ -233,8 +246,9 @@ class ServedModel:
         except ServiceError as fault:
             self.count_refusal(fault)
             raise
-        self.statistics.accepted += 1
-        self.statistics.accepted_chunks += chunk is not None
+        if data is not None or chunk is None or self._port.is_request(options):
+            self.statistics.accepted += 1
+            self.statistics.accepted_chunks += chunk is not None
         return work, chunk
 
     def _read(self, request: InferRequest, sender: Sender) -> tuple[CallOptions, Any]:
@@ -247,6 +261,9 @@ class ServedModel:
             elif self._closing:
                 self._check_ready()
             self.signature.check_outputs(request.outputs)
+            of = options.chunk
+            if of is not None and (of.end or of.reset) and not request.inputs:
+                return options, None
             return options, self._encoded(self.signature.to_request(request.inputs, self._limits))
         except ServiceError as fault:
             raise self.sequences.refused(request.parameters, sender, fault) from fault.__cause__
@@ -267,7 +284,7 @@ class ServedModel:
     def _outputs(self, result: Any, request: InferRequest) -> tuple[Tensor, ...]:
         """Return the requested outputs. ValueError if the model's `decode` raises."""
         if self.signature.decode is not None:
-            given = self.signature.to_request(request.inputs, self._limits)
+            given = self.signature.to_request(request.inputs, self._limits) if request.inputs else None
             try:
                 result = self.signature.decode(result, given)
             except Exception as error:

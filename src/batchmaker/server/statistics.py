@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from batchmaker.engine import StepSeen, Ticket
+from batchmaker.engine.request import SequenceEnd
 from batchmaker.errors import DeadlineError
 from batchmaker.server.faults import FaultKind, fault_of
 from batchmaker.server.recent import RecentSeconds
@@ -71,6 +72,7 @@ class ModelStatistics:
     queueing_s: Histogram = field(default_factory=lambda: Histogram(DURATION_S))
     slack_s: Histogram = field(default_factory=lambda: Histogram(SLACK_S))
     last_unix_s: float = 0.0
+    sequences_ended: dict[SequenceEnd, int] = field(default_factory=lambda: dict.fromkeys(SequenceEnd, 0))
     cells: dict[str, CellCounts] = field(default_factory=dict)
     recent: RecentSeconds = field(default_factory=RecentSeconds)
 

@@ -80,4 +80,6 @@ def write_infer(response: InferResponse) -> Any:
     for tensor in response.outputs:
         message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         message.raw_output_contents.append(to_raw(tensor))
+    for name, value in response.parameters.items():
+        setattr(message.parameters[name], "bool_param" if isinstance(value, bool) else "string_param", value)
     return message
