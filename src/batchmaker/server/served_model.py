@@ -26,6 +26,7 @@ from batchmaker.server.sequences import ConnectedSequence, OpenSequences, TakenC
 from batchmaker.server.signature import Signature
 from batchmaker.server.statistics import ModelStatistics
 from batchmaker.server.tensors import Tensor
+from batchmaker.server.transcriptions import transcriber_of
 
 _LOG = logging.getLogger("batchmaker.server")
 RETRY_AFTER_S = 1.0
@@ -60,6 +61,7 @@ class ServedModel:
         try:
             self.signature: Signature = signature_of(model, *self._port.start())
             self.completions = completions_of(model, self.signature)
+            self.transcriber = transcriber_of(model, self.signature, limits)
         except BaseException:
             self._port.stop(drain=False, within_s=_END_S)
             raise

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Any, final
 
-from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.parameters import named_sequence
@@ -15,6 +15,7 @@ from batchmaker.server.repository import Repository
 from batchmaker.server.sender import NOBODY, Sender
 from batchmaker.server.sequences import ConnectedSequence
 from batchmaker.server.served_model import ServedModel
+from batchmaker.server.transcriptions import Transcriber
 
 AnsweredCalls = Counter[tuple[str, str]]
 """How many calls were answered, by protocol ("http" or "grpc") and code: "200", "UNAVAILABLE"."""
@@ -122,6 +123,13 @@ class Service:
                 yield served, sequence
             finally:
                 sequence.close()
+
+    def transcriber(self, model: str) -> Transcriber:
+        """Return how a model writes what it hears. NOT_FOUND if there is none of the name, INVALID if it does not."""
+        found = self.repository.get(model, None).transcriber
+        if found is None:
+            raise invalid(f"the model {model[:64]!r} writes nothing that it hears: it has no serving_transcriptions()")
+        return found
 
     async def infer(
         self,
