@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from batchmaker.scheduler.commands import ZERO_TABLE, Admit, Read, Reserve, RunTask, TaskLanes
+from batchmaker.scheduler.commands import ZERO_TABLE, Admit, Read, Reserve, RunTask, StateStored, TaskLanes
 from batchmaker.scheduler.core import Scheduler
 
 
@@ -48,6 +48,9 @@ class CommandChecks:
                     self._are_rows("data", np.array([table]), rows)
             case Read():
                 self._are_rows("a read", np.array([command.table]), np.array([command.row]))
+            case StateStored():
+                for stored in command.rows:
+                    self._are_rows("a state", np.array(stored.tables), np.full(len(stored.tables), stored.row))
             case RunTask():
                 self._check_task(command)
 

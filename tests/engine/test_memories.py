@@ -271,18 +271,58 @@ class Chunks(bm.Model):
         return self.look(h, [*earlier, h]), {"last": (h, c), "ends": [*earlier, h]}
 
 
+SIZES = (3, 1, 5, 2, 3, 1, 5, 2)
+
+
 def test_a_chunk_reads_what_its_sequence_has_kept() -> None:
     engine, checks = checked(Chunks())
     with engine, engine.open_sequence() as sequence:
-        got = [sequence.submit(words(n)).result() for n in (3, 1, 5, 2, 3, 1, 5, 2)]
+        got = [sequence.submit(words(n)).result() for n in SIZES]
     assert not [wrong for each in checks for wrong in each.wrong]
+    assert_kept(got)
+
+
+def test_a_memory_goes_with_its_sequence_to_another_engine() -> None:
+    engine, checks = checked(Chunks())
+    with engine, engine.open_sequence() as sequence:
+        got = [sequence.submit(words(n)).result() for n in SIZES[:4]]
+        state = sequence.state()
+    other, more = checked(Chunks())
+    with other, other.open_sequence(state=state) as moved:
+        got += [moved.submit(words(n)).result() for n in SIZES[4:]]
+    assert not [wrong for each in (*checks, *more) for wrong in each.wrong]
+    assert_kept(got)
+
+
+def assert_kept(got: list[Any]) -> None:
     read, look = PlainCell(MODULES["read"], (WIDTH, WIDTH)), PlainCell(MODULES["look"], memory=1)
     ends: list[Any] = []
     state = None
-    for n, answer in zip((3, 1, 5, 2, 3, 1, 5, 2), got, strict=True):
+    for n, answer in zip(SIZES, got, strict=True):
         state = read.run(words(n), state)
         ends.append(state[0])
         assert same(answer, look(state[0], ends).row, 1e-4)
+
+
+class ItsOwnMemory(bm.Model):
+    """Each element of a sequence reads the whole sequence, backwards."""
+
+    def __init__(self) -> None:
+        self.read, self.look = bm.Cell(MODULES["read"]), bm.Cell(MODULES["look"], memory="keys")
+
+    def unfold(self, x: Any) -> Any:
+        steps = self.read.run(x, None)[0].steps[::-1]
+        return self.look.map(steps, memory=steps)
+
+
+def test_a_sequence_is_its_own_memory() -> None:
+    engine, _ = checked(ItsOwnMemory())
+    read, look = PlainCell(MODULES["read"], (WIDTH, WIDTH)), PlainCell(MODULES["look"], memory=1)
+    with engine:
+        for n in (1, 4, 4, 2):
+            steps = [read.run(words(n)[: k + 1], None)[0] for k in range(n)][::-1]
+            for answer, step in zip(engine.submit(words(n)).result(), steps, strict=True):
+                assert same(answer, look(step, steps).row, 1e-4)
 
 
 # --- attention over the past ---------------------------------------------------------------------------------------

@@ -58,6 +58,18 @@ def test_rows_keep_their_values_when_a_table_grows() -> None:
     assert made.num_bytes == 400 * 8
 
 
+def test_a_value_from_the_host_is_where_a_step_would_have_written_it() -> None:
+    made, (one, other) = tables(2)
+    put(made, one, 2, [7.0, 8.0])
+    made.sources(other, TABLE, np.array([2]))
+    made.put(TABLE, 2, torch.tensor([1.0, 2.0]), one)
+    for place in (one, other):  # the other's copy is old now
+        (address,) = made.sources(place, TABLE, np.array([2])).tolist()
+        place.device.stop()
+        assert seen(address) == [1.0, 2.0]
+    assert made.read(TABLE, 2).tolist() == [1.0, 2.0]
+
+
 def test_a_row_is_copied_to_a_device_that_lacks_it_and_only_then() -> None:
     made, (one, other) = tables(2)
     put(made, one, 2, [7.0, 8.0])

@@ -16,6 +16,7 @@ from batchmaker.graph.spec import CellType
 from batchmaker.model.cell import Cell
 from batchmaker.model.request_shapes import Leaf
 from batchmaker.model.scope import CellTypes
+from batchmaker.model.sequence_state import KeptState
 from batchmaker.model.template_cache import ProvenTemplates, Sight, TemplateCache
 from batchmaker.model.template_values import Drawn, Given, gather
 from batchmaker.model.templates import Template
@@ -52,7 +53,7 @@ class Arrivals:
         Unfolding.
         """
         sights = self._templates.look(
-            [(one.model_id, one.request, None if one.chunk is None else one.chunk.sequence.state) for one in tickets],
+            [(one.model_id, one.request, self._before(one)) for one in tickets],
             level,
         )
         drawn: list[Drawn | None] = [None] * len(tickets)
@@ -82,9 +83,14 @@ class Arrivals:
                     drawn[members[place]] = (templates[place], given, n)
         return drawn, sights
 
+    def _before(self, ticket: Ticket) -> KeptState | None:
+        """Return the state that a chunk begins with, one object for all equal ones; None for other requests."""
+        chunk = ticket.chunk
+        return None if chunk is None else self._templates.canonical(chunk.before) if chunk.last else chunk.before
+
     def recorded(self, ticket: Ticket, types: CellTypes[Cell], sight: Sight | None, unfolding: Unfolding) -> None:
         """Note that a request was unfolded without an error: its shape may get a template."""
-        before = None if ticket.chunk is None else ticket.chunk.sequence.state
+        before = self._before(ticket)
         if sight is not None and not unfolding.open:
             self._templates.recorded(sight, ticket.model, types, ticket.request, before, unfolding)
         if before is not None and not unfolding.open:

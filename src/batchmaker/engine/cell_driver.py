@@ -6,21 +6,27 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast, final
 
+import torch
+from torch import Tensor
+
 from batchmaker.clock import Clock
+from batchmaker.compile.export import torch_dtype
 from batchmaker.engine.arrivals import Arrivals
 from batchmaker.engine.driver import at_fault, blamed, error_of
 from batchmaker.engine.observers import Onlooker, call_quietly
 from batchmaker.engine.open_sequences import Sequences
-from batchmaker.engine.request import InFlight, Settled, Ticket
+from batchmaker.engine.request import GoOn, InFlight, Reset, Settled, TakeState, Ticket
 from batchmaker.engine.results import Results
 from batchmaker.engine.stats import DriverStats, StepCounts, StepSeen
 from batchmaker.engine.stop_tests import StopTests
 from batchmaker.engine.unfolder import Unfolder
-from batchmaker.errors import RAISED_BY_USERS, BatchmakerError
+from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, SequenceError
 from batchmaker.executor.base import Executor, StepsResult
-from batchmaker.model.cell import Cell
+from batchmaker.model.cell import Cell, copy_type
+from batchmaker.model.moved_state import MovedState, written
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.scope import CellTypes, OpenLoop
+from batchmaker.model.sequence_state import NOTHING_KEPT
 from batchmaker.model.structure import Handle
 from batchmaker.model.template_cache import ProvenTemplates, TemplateCache
 from batchmaker.model.unfolding import computed, end_of_loop
@@ -35,6 +41,8 @@ from batchmaker.scheduler.commands import (
     Reply,
     Reserve,
     RunTask,
+    StateStored,
+    StoredRow,
 )
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
@@ -43,6 +51,8 @@ from batchmaker.scheduler.events import (
     RequestFailed,
     RequestId,
     SequenceClosed,
+    SequenceId,
+    SequenceRestored,
     StepsFinished,
     TaskId,
     TimePassed,
@@ -82,6 +92,7 @@ class CellDriver:
         self._brought = Results()
         self._arrivals = Arrivals(registry.types, max_nodes, executor.write, proven)
         self._unwritten: list[tuple[InFlight, Admit]] = []
+        self._going_on: dict[SequenceId, Ticket] = {}
         self._results: list[StepsResult] = []
         self._settle: Callable[[Sequence[Settled]], None] = lambda _: None
         self.stats = DriverStats()
@@ -238,6 +249,8 @@ class CellDriver:
                     request.ticket.num_cells = decided.num_nodes
                 elif kind is Fail:
                     self._fail(cast(Fail, command))
+                elif kind is StateStored:
+                    self._go_on(cast(StateStored, command))
             if admits or reads:
                 self._admit(admits, reads, woken)
             if replies:
@@ -304,8 +317,62 @@ class CellDriver:
     # --- requests that come, and answers ---------------------------------------------------------------------------
 
     def _begin(self, tickets: Sequence[Ticket], events: list[Event]) -> None:
-        for request in self._unfolder.begin(tickets, events, self._settle, len(self._in_flight)):
+        controls = [ticket for ticket in tickets if ticket.chunk is not None and ticket.chunk.control is not None]
+        requests = [ticket for ticket in tickets if ticket not in controls] if controls else tickets
+        for request in self._unfolder.begin(requests, events, self._settle, len(self._in_flight)):
             self._in_flight[request.ticket.request_id] = request
+        for ticket in controls:
+            self._control(ticket, events)
+
+    def _control(self, ticket: Ticket, events: list[Event]) -> None:
+        """Carry out what a sequence is told, of which no chunk is in flight."""
+        assert ticket.chunk is not None
+        entry, control, now_s = ticket.chunk.sequence, ticket.chunk.control, self._clock.now_s()
+        result: bytes | None = None
+        try:
+            if isinstance(control, GoOn):
+                copies = [copy_type(self._registry, *specs).type_id for specs in control.state.specs]
+                self._unfolder.learn_types(events)
+                self._going_on[entry.sequence_id] = ticket
+                events.append(SequenceRestored(entry.sequence_id, tuple(copies), now_s))
+                return
+            if isinstance(control, TakeState):
+                rows = self._scheduler.stored(entry.sequence_id)
+                result = written(MovedState(entry.state, [self._outputs(row) for row in rows]), control.identity)
+            elif isinstance(control, Reset):
+                entry.state = NOTHING_KEPT
+                events.append(SequenceClosed(entry.sequence_id, now_s))
+        except RAISED_BY_USERS as error:  # the state cannot be moved, or is lost with its device
+            self._settle([(ticket, None, blamed(error, "the state of its sequence"))])
+        else:
+            self._settle([(ticket, result, None)])
+
+    def _outputs(self, row: StoredRow) -> list[Tensor]:
+        """Return the outputs of a node that a sequence keeps."""
+        specs = self._registry.types[row.type_id].outputs
+        values = [self._executor.read(table, row.row) for table in row.tables]
+        return [
+            value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch_dtype(spec.dtype))
+            for value, spec in zip(values, specs, strict=True)
+        ]
+
+    def _go_on(self, command: StateStored) -> None:
+        """Fill the rows of a sequence that goes on from a state from elsewhere."""
+        ticket = self._going_on.pop(command.sequence)
+        assert ticket.chunk is not None
+        assert isinstance(ticket.chunk.control, GoOn)
+        state = ticket.chunk.control.state
+        try:
+            if command.reason:
+                raise SequenceError(f"the state cannot be kept here: {command.reason}")
+            for row, values in zip(command.rows, state.values, strict=True):
+                for table, value in zip(row.tables, values, strict=True):
+                    self._executor.put(table, row.row, value)
+        except RAISED_BY_USERS as error:  # there is no memory, or the device is lost
+            self._settle([(ticket, None, blamed(error, "the state of its sequence"))])
+        else:
+            ticket.chunk.sequence.state = self.templates.canonical(state.kept)
+            self._settle([(ticket, None, None)])
 
     def _admit(self, commands: Sequence[Admit], reads: Sequence[Read], woken: list[InFlight]) -> None:
         """Note the node numbers of requests, and write their data there; `_fill` writes that of templates. Then read

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, final
 
 from batchmaker.clock import RealClock
 from batchmaker.engine.answer import Answer
-from batchmaker.engine.catalogue import Catalogue
+from batchmaker.engine.catalogue import Catalogue, CatalogueEntry
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.explain import Explanation, explained
@@ -36,10 +36,12 @@ from batchmaker.executor.base import Executor
 from batchmaker.executor.processors import default_threads, found_processors
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
 from batchmaker.model.model import Model
+from batchmaker.model.moved_state import identity_of, read
 from batchmaker.model.ragged import Ragged, separate
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.structure import owned
 from batchmaker.model.template_cache import ProvenTemplates
+from batchmaker.model.unfolding import takes_last
 from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 
@@ -121,6 +123,8 @@ class Engine:
         workers, threads = found_processors().divided(workers, threads)
         check_whole("run_ahead", run_ahead, least=0, optional=True)
         check_whole("max_nodes", max_nodes, least=1)
+        self._max_nodes = max_nodes
+        self._identities: dict[int, str] = {}  # by model
         check_whole("max_sequences", max_sequences, least=0)
         check_whole("max_queue", max_queue, least=1, optional=True)
         check_choice("when_full", when_full, "refuse", "wait")
@@ -298,6 +302,7 @@ class Engine:
         priority: int = 0,
         idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S,
         model: str | None = None,
+        state: bytes | None = None,
     ) -> Sequence:
         """Open a sequence: requests (chunks) whose state stays on the device between them (see Model.unfold_chunk).
 
@@ -305,6 +310,9 @@ class Engine:
         (math.inf: never). The other options apply to each chunk; see `submit`. Raises SequenceLimitError while
         `max_sequences` are open, OptionError under a policy that batches whole requests, ModelError for a model without
         `unfold_chunk`.
+
+        state: what `Sequence.state` of another sequence returned, here or elsewhere: this one goes on from there.
+        SequenceError for damaged bytes, and for those of another model or of other weights.
         """
         served, priority = self._catalogue.find(model), checked_priority(priority)
         served.due_s(0.0, deadline_ms)  # raises OptionError for a wrong deadline
@@ -320,6 +328,8 @@ class Engine:
             served.model.unfold_chunk(None, None)  # raises ModelError, with advice
         if not self._workers.is_running:
             self.start()
+        identity = partial(self._identity, served)
+        moved = None if state is None else read(state, identity(), self._max_nodes)
         entry = driver.sequences.make(idle_timeout_s)
         try:
             loop.send(partial(driver.sequences.open, entry))
@@ -327,7 +337,17 @@ class Engine:
             driver.sequences.uncount(entry)
             raise
         make_ticket = partial(self._tickets.one, served, priority=priority)
-        return Sequence(entry, loop, self._submitter, make_ticket, deadline_ms, worker)
+        sequence = Sequence(
+            entry, loop, self._submitter, make_ticket, identity, deadline_ms, worker,
+            takes_last=takes_last(type(served.model)),
+        )  # fmt: skip
+        if moved is not None:
+            try:
+                sequence.go_on(moved)
+            except BaseException:  # there is no room in the queue
+                sequence.close()
+                raise
+        return sequence
 
     def map(
         self,
@@ -439,6 +459,12 @@ class Engine:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
+    def _identity(self, served: CatalogueEntry) -> str:
+        # Race: two callers may both compute it, and get the same
+        if served.model_id not in self._identities:
+            self._identities[served.model_id] = identity_of(served.model)
+        return self._identities[served.model_id]
+
     def _ticket(self, request: Any, deadline_ms: float | None, priority: int, model: str | None) -> Ticket:
         return self._tickets.one(self._catalogue.find(model), owned(request), deadline_ms, checked_priority(priority))
 
@@ -449,11 +475,12 @@ class Engine:
     def _settled(self, service: list[ServiceStats], outcomes: Collection[Settled]) -> None:
         counted: dict[int, list[Settled]] = {}  # by model
         for outcome in outcomes:
-            if not outcome[0].trial:
+            if outcome[0].counted:
                 counted.setdefault(outcome[0].model_id, []).append(outcome)
         for model_id, mine in counted.items():
             service[model_id].settled(mine)
         if self._on_settled is not None:
             with self._telling:
                 for ticket, _, error in outcomes:
-                    self._on_settled(ticket, error)
+                    if ticket.counted:
+                        self._on_settled(ticket, error)

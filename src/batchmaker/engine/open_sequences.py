@@ -16,7 +16,16 @@ from typing import final
 from batchmaker.clock import Clock
 from batchmaker.engine import forks
 from batchmaker.engine.options import check_number
-from batchmaker.engine.request import Chunk, SequenceEntry, SequenceKeeper, Settled, SettledChunk, Ticket
+from batchmaker.engine.request import (
+    Chunk,
+    Finish,
+    SequenceEntry,
+    SequenceKeeper,
+    Settled,
+    SettledChunk,
+    TakeState,
+    Ticket,
+)
 from batchmaker.errors import CancelledError, DeadlineError, OptionError, SequenceError, SequenceLimitError
 from batchmaker.model.sequence_state import NOTHING_KEPT
 from batchmaker.scheduler.deadlines import Deadlines
@@ -163,7 +172,7 @@ class Sequences:
         for ticket, chunk, error in chunks:
             entry = chunk.sequence
             entry.outstanding.pop(ticket.request_id, None)
-            if error is not None:
+            if error is not None and not isinstance(chunk.control, TakeState | Finish):
                 self._fail_after(entry, chunk)
             if ticket is entry.active:
                 entry.active = None
@@ -177,8 +186,8 @@ class Sequences:
                 if len(entry.failed) > 1:
                     last = max(entry.failed)
                     entry.failed = {last: entry.failed[last]}
-                if entry.closing:
-                    self._end(entry, "it was closed")
+                if entry.closing is not None:
+                    self._end(entry, entry.closing)
 
     def _fail_after(self, entry: SequenceEntry, chunk: Chunk) -> None:
         """Note that a chunk has no result. Chunks that wait and rely on it fail."""
@@ -223,11 +232,11 @@ class Sequences:
         entry.idle_since_s = self._clock.now_s()
         self._watch(entry, entry.idle_since_s)
 
-    def close(self, entry: SequenceEntry) -> None:
+    def close(self, entry: SequenceEntry, reason: str) -> None:
         """End a sequence once its chunks are answered."""
-        entry.closing = True
+        entry.closing = reason
         if not entry.outstanding:
-            self._end(entry, "it was closed")
+            self._end(entry, reason)
 
     def close_all(self, reason: str) -> None:
         """End every sequence. No chunk may be in flight."""

@@ -7,7 +7,7 @@ import math
 import queue
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Protocol, final
@@ -19,6 +19,7 @@ from batchmaker.engine.answer import Answer, call_soon, wake_all
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CancelledError, CellError, said_by
 from batchmaker.graph.values import ValueSequence
 from batchmaker.model.model import Model
+from batchmaker.model.moved_state import MovedState
 from batchmaker.model.scope import OpenLoop
 from batchmaker.model.sequence_state import NOTHING_KEPT, KeptState
 from batchmaker.model.structure import Handle, owned
@@ -42,7 +43,7 @@ class SequenceKeeper(Protocol):
         """Note that chunks are answered."""
         ...
 
-    def close(self, entry: SequenceEntry) -> None:
+    def close(self, entry: SequenceEntry, reason: str) -> None:
         """End a sequence once its chunks are answered."""
         ...
 
@@ -51,17 +52,58 @@ class SequenceKeeper(Protocol):
         ...
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Tells a sequence to keep nothing any more."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TakeState:
+    """Asks a sequence for its state as bytes. identity: of its model."""
+
+    identity: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """Tells a sequence that keeps nothing to go on from a state that came from elsewhere."""
+
+    state: MovedState
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Asks a sequence only for an answer after all others."""
+
+
+Control = Reset | TakeState | GoOn | Finish
+"""What a sequence is told or asked besides chunks, in their order."""
+
+
 @dataclass(slots=True)
 class Chunk:
-    """Marks a ticket as a chunk of a sequence.
+    """Marks a ticket as a chunk of a sequence, or as a control of one.
 
     era: how many times its caller had called `resume` before. number: its position in the sequence, -1 until it has
-    come to the engine's thread.
+    come to the engine's thread. last: it is the last chunk, and the model's `unfold_chunk` is told so. control: what
+    the sequence is told in place of a chunk.
     """
 
     sequence: SequenceEntry
     era: int
     number: int = -1
+    last: bool = False
+    control: Control | None = None
+
+    @property
+    def before(self) -> KeptState:
+        """The state that it begins with, as long as it is the next one."""
+        state = self.sequence.state
+        return replace(state, last=True) if self.last else state
 
 
 @final
@@ -71,7 +113,8 @@ class SequenceEntry:
     state: what is kept after the last answered chunk. computed: what the active chunk keeps once it is computed, if its
     caller gets the result. outstanding: the chunks that are accepted and not settled. active: the chunk that has begun,
     or None. waiting: the chunks behind it, in order. failed: era -> number of the first chunk without a result.
-    counted: it counts towards the limit of open sequences. ended: why it takes no more chunks, None while it is open.
+    counted: it counts towards the limit of open sequences. closing: why it ends once its chunks are answered, None
+    while it does not. ended: why it takes no more chunks, None while it is open.
     """
 
     __slots__ = (
@@ -91,7 +134,7 @@ class SequenceEntry:
         self.failed: dict[int, int] = {}
         self.next_number = 0
         self.idle_since_s = 0.0
-        self.closing = False
+        self.closing: str | None = None
         self.counted = True
         self.ended: str | None = None
 
@@ -103,7 +146,7 @@ class SequenceEntry:
             if chunk is not None and chunk.number < 0:
                 entry = chunk.sequence
                 chunk.number = entry.next_number
-                entry.next_number += 1
+                entry.next_number += not isinstance(chunk.control, TakeState | Finish)  # nothing counts on these
                 entry.outstanding[ticket.request_id] = ticket
 
     def counts_on_failed(self, chunk: Chunk) -> bool:
@@ -136,7 +179,7 @@ class Ticket:
     - arrived_s, started_s, finished_s: when it was submitted, when its first cell began, when it was settled.
     - priority: larger is served first. is_urgent: it has a deadline or a priority, so it should not wait for more
       requests to arrive.
-    - trial: an example request of the engine, to prove a model; it is not counted.
+    - counted: whether it is counted as a request: no example of the engine, and no control of a sequence.
     - chunk: set if the request is a chunk of a sequence.
     - answer: the object that the caller holds. `map` has `answers` instead, which takes the answer number `place`.
     - has_place: it takes one of the places of `max_queue`.
@@ -149,7 +192,7 @@ class Ticket:
     Attributes that few requests need are class defaults, to keep tickets cheap.
     """
 
-    trial = False
+    counted = True
     chunk: Chunk | None = None
     started_s: float | None = None
     finished_s: float | None = None

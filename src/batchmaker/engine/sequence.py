@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -10,9 +11,10 @@ from typing import Any, final
 
 from batchmaker.engine.answer import Answer
 from batchmaker.engine.loop import Loop
-from batchmaker.engine.request import Chunk, SequenceEntry, Ticket
+from batchmaker.engine.request import Chunk, Control, Finish, GoOn, Reset, SequenceEntry, TakeState, Ticket
 from batchmaker.engine.submission import Submitter
 from batchmaker.errors import SequenceError, StoppedError
+from batchmaker.model.moved_state import MovedState
 from batchmaker.model.structure import owned
 
 
@@ -20,9 +22,9 @@ from batchmaker.model.structure import owned
 class Sequence:
     """A sequence of chunks: what `Engine.open_sequence` returns. Any thread or event loop may use it.
 
-    It keeps state on the device until it ends: at `close`, at the end of a `with` block, or when it is idle for too
-    long. Chunks are computed in the order in which they were sent. Each is batched with all other requests. A chunk may
-    be sent before the one before it is answered.
+    It keeps state on the device until it ends: with the chunk given to `finish`, at `close`, at the end of a `with`
+    block, or when it is idle for too long. Chunks are computed in the order in which they were sent. Each is batched
+    with all other requests. A chunk may be sent before the one before it is answered.
 
     If a chunk has no result (an error, a deadline, cancelled), the sequence keeps the state from before it. Chunks that
     were sent after it, and all further ones, fail with SequenceError until `resume` is called. Once the sequence has
@@ -35,10 +37,16 @@ class Sequence:
         loop: Loop,
         submitter: Submitter,
         make_ticket: Callable[..., Ticket],
+        identity: Callable[[], str],
         deadline_ms: float | None = None,
         worker: int = 0,
+        *,
+        takes_last: bool = False,
     ) -> None:
+        """identity: of the model; see identity_of. takes_last: its `unfold_chunk` is told which chunk is the last."""
         self._entry = entry
+        self._identity = identity
+        self._takes_last = takes_last
         self._loop = loop
         self._worker = worker
         self._submitter = submitter
@@ -55,6 +63,45 @@ class Sequence:
         """
         return self._submitter.submit(self.ticket(chunk, deadline_ms), stream=stream)
 
+    def finish(self, chunk: Any = None, *, deadline_ms: float | None = None, stream: bool = False) -> Answer:
+        """Submit the last chunk and return its answer. The sequence ends with it, after all chunks sent before.
+
+        `unfold_chunk(chunk, state, last)` gets last=True, so that a model with look-ahead answers for all that it has
+        kept back; its chunk is None where none is given here. A model whose function takes no `last` is not asked
+        without a chunk: the answer is None. Raises as `submit`.
+        """
+        if chunk is None and not self._takes_last:
+            answer = self._tell(Finish())
+        else:
+            ticket = self.ticket(chunk, deadline_ms, last=True)
+            answer = self._submitter.submit(ticket, stream=stream)
+        self._end_with("it was finished", drain=True)
+        return answer
+
+    def reset(self) -> Answer:
+        """Forget the state: chunks sent from now on begin from none, also after one without a result.
+
+        The sequence stays open. The answer is None, and comes after those of all chunks sent before. Raises as
+        `submit`.
+        """
+        self._era += 1
+        return self._tell(Reset())
+
+    def state(self) -> bytes:
+        """Return the state after all chunks sent so far, with which `Engine.open_sequence(state=...)` goes on.
+
+        In the format of safetensors, with the identity of the model; as often as wanted, here, in another process or on
+        another machine. Waits for these chunks; `snapshot` does not. Raises SequenceError after a chunk without a
+        result, and for a state with objects of other classes than numbers, text, bytes, arrays, lists, tuples and
+        dicts.
+        """
+        state: bytes = self.snapshot().result()
+        return state
+
+    def snapshot(self) -> Answer:
+        """Ask for the state after all chunks sent so far, without waiting; the answer is what `state` returns."""
+        return self._tell(TakeState(self._identity()))
+
     def resume(self) -> None:
         """Go on after a chunk without a result: chunks sent from now on continue from the last answered chunk."""
         self._era += 1
@@ -69,12 +116,15 @@ class Sequence:
 
         Returns at once. A second call does nothing.
         """
+        self._end_with("it was closed", drain=drain)
+
+    def _end_with(self, reason: str, *, drain: bool) -> None:
         if self._closed:
             return
         self._closed = True
         self._entry.sequences.uncount(self._entry)
         with contextlib.suppress(StoppedError):  # the engine has stopped, and the sequence with it
-            self._loop.send(partial(self._end, drain=drain))
+            self._loop.send(partial(self._end, reason, drain=drain))
 
     def __enter__(self) -> Sequence:
         return self
@@ -92,17 +142,33 @@ class Sequence:
     ) -> None:
         self.close(drain=kind is None)
 
-    def ticket(self, chunk: Any, deadline_ms: float | None = None, now_s: float | None = None) -> Ticket:
-        """Return the ticket of the next chunk, which is not sent yet. For the engine itself; see `submit`."""
-        if self._closed or self._entry.ended is not None:
-            raise SequenceError(f"the sequence has ended: {self._entry.ended or 'it was closed'}; open another")
+    def ticket(
+        self, chunk: Any, deadline_ms: float | None = None, now_s: float | None = None, *, last: bool = False
+    ) -> Ticket:
+        """Return the ticket of the next chunk, which is not sent yet. For the engine itself; see `submit`, `finish`."""
+        self._check()
         due_ms = self._deadline_ms if deadline_ms is None else deadline_ms
         ticket = self._make_ticket(owned(chunk), due_ms, now_s=now_s)
-        ticket.chunk, ticket.worker = Chunk(self._entry, self._era), self._worker
+        ticket.chunk, ticket.worker = Chunk(self._entry, self._era, last=last and self._takes_last), self._worker
         return ticket
 
-    def _end(self, *, drain: bool) -> None:
+    def go_on(self, state: MovedState) -> None:
+        """Begin with a state from elsewhere. For the engine itself, before the first chunk."""
+        self._tell(GoOn(state))
+
+    def _tell(self, control: Control) -> Answer:
+        self._check()
+        ticket = self._make_ticket(None, math.inf)
+        ticket.chunk, ticket.worker = Chunk(self._entry, self._era, control=control), self._worker
+        ticket.counted = False
+        return self._submitter.submit(ticket, stream=False)
+
+    def _check(self) -> None:
+        if self._closed or self._entry.ended is not None:
+            raise SequenceError(f"the sequence has ended: {self._entry.ended or 'it was closed'}; open another")
+
+    def _end(self, reason: str, *, drain: bool) -> None:
         if not drain:
             for request_id in reversed(self._entry.outstanding):
                 self._loop.cancel(request_id)
-        self._entry.sequences.close(self._entry)
+        self._entry.sequences.close(self._entry, reason)

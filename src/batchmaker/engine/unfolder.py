@@ -78,7 +78,7 @@ class Unfolder:
         now_s, has_run = self._clock.now_s(), False
         level = level_of(num_in_flight + len(tickets)) if self._registry.forms_depend_on_concurrency else 0
         drawings, sights = self._drawn(tickets, level)
-        self._learn_types(events)  # templates that other workers have proved may need more
+        self.learn_types(events)  # templates that other workers have proved may need more
         for ticket, drawn, sight in zip(tickets, drawings, sights, strict=True):
             answer = ticket.answer
             if (ticket.error is not None or (answer is not None and answer.verdicts)) and (over := ticket.over):
@@ -120,13 +120,13 @@ class Unfolder:
                     self._note_loops(unfolding)
                 except RAISED_BY_USERS as error:  # the model's own code, or what it yielded
                     request.error = blamed(error)
-                    self._learn_types(events)
+                    self.learn_types(events)
                     events.append(RequestFailed(request.ticket.request_id, now_s, str(request.error)))
                     break
                 ticket, graph = request.ticket, unfolding.graph
                 if ticket.on_value is not None:
                     ticket.stream(sent)
-                self._learn_types(events)
+                self.learn_types(events)
                 request.graphs.append(graph)
                 request.waiting_for = {key for key in unfolding.awaited if key not in request.values}
                 ticket.num_cells += graph.num_nodes
@@ -148,14 +148,14 @@ class Unfolder:
 
     def _unfolded(self, ticket: Ticket, events: list[Event], level: int) -> Unfolding:
         """Run a request's unfold function to its first `yield` or its end. Raises all that it raises."""
-        before = None if ticket.chunk is None else ticket.chunk.sequence.state
+        before = None if ticket.chunk is None else ticket.chunk.before
         try:
             types = self._models[ticket.model_id]
             unfolding = Unfolding(ticket.model, types, ticket.request, self._max_nodes, before=before, level=level)
             unfolding.start()
             self._note_loops(unfolding)
         finally:
-            self._learn_types(events)
+            self.learn_types(events)
         return unfolding
 
     def _note_loops(self, unfolding: Unfolding) -> None:
@@ -173,7 +173,8 @@ class Unfolder:
         except RAISED_BY_USERS:
             _LOG.debug("a request of %s gets no template", type(ticket.model).__name__, exc_info=True)
 
-    def _learn_types(self, events: list[Event]) -> None:
+    def learn_types(self, events: list[Event]) -> None:
+        """Let the scheduler know the cell types that are new."""
         types = self._registry.types
         if len(types) > self._num_known:
             now_s = self._clock.now_s()

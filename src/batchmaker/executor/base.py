@@ -140,6 +140,9 @@ class Executor(Protocol):
     def write(self, table: TableId, rows: slice | NDArray[np.int64], values: Any) -> None:
         """Write host values [count, ...] into rows that no submitted step reads."""
 
+    def put(self, table: TableId, row: int, value: Tensor) -> None:
+        """Write a value from the host into a row of a table of outputs that no submitted step reads."""
+
     def read(self, table: TableId, row: int) -> Any:
         """Return a copy of one row; a Python number if it is a scalar. No submitted step writes this row."""
 

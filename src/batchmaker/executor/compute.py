@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.run_form import RunForm, run_form
@@ -95,6 +96,10 @@ class ComputingExecutor(ABC):
     def write(self, table: TableId, rows: slice | NDArray[np.int64], values: Any) -> None:
         """See Executor.write. Copies at once, in the calling thread."""
         self._tables.write(table, rows, values)
+
+    def put(self, table: TableId, row: int, value: Tensor) -> None:
+        """See Executor.put. Copies at once."""
+        self._tables[table][row] = value
 
     def read(self, table: TableId, row: int) -> Any:
         """See Executor.read. Never waits."""

@@ -53,6 +53,9 @@ class NullExecutor:
     def write(self, table: TableId, rows: slice | NDArray[np.int64], values: Any) -> None:
         """Drop the values."""
 
+    def put(self, table: TableId, row: int, value: Any) -> None:
+        """Drop the value."""
+
     def read(self, table: TableId, row: int) -> Any:
         """Return 0, whatever the shape of the row."""
         return 0

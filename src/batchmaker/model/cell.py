@@ -639,9 +639,9 @@ def copies(scope: UnfoldingScope, rows: SequenceArgument) -> ValueSequence:
     return sequence
 
 
-def copy_type(types: CellTypes[Cell], spec: ValueSpec) -> CellType:
-    """Return the type of the cell that copies values of this spec, or makes values of data."""
-    specs = (ValueSpec(spec.shape, spec.dtype),)
+def copy_type(types: CellTypes[Cell], *given: ValueSpec) -> CellType:
+    """Return the type of the cell that copies values of these specs together, or makes values of data."""
+    specs = tuple([ValueSpec(spec.shape, spec.dtype) for spec in given])
     cell = copying(specs)
     return types.known(cell) or types.learn(cell, specs)
 

@@ -78,7 +78,8 @@ def in_place_of(row: ValueSpec) -> HostValues:
 def as_range(sequence: ValueSequence, num_kept: int) -> ValueSequence | None:
     """Return a sequence whose nodes are a range; None if they are none, or kept from an earlier request.
 
-    num_kept: how many of the first nodes are kept.
+    It is another object, since the given one has its nodes as an array once another input reads it. num_kept: how many
+    of the first nodes are kept.
     """
     numbers: Any = sequence.numbers
     if type(numbers) is not range:
@@ -90,8 +91,6 @@ def as_range(sequence: ValueSequence, num_kept: int) -> ValueSequence | None:
         numbers = range(first, first + step * len(numbers), step)
     if len(numbers) and min(numbers[0], numbers[-1]) < num_kept:
         return None
-    if numbers is sequence.numbers:
-        return sequence
     return ValueSequence(numbers, sequence.of, holds=sequence)
 
 

@@ -97,7 +97,8 @@ class Model(ABC):
         state: None for the first chunk, then the state returned for the previous chunk: handles, whose values have
         stayed on the device, and plain data, in a list, tuple or dict. A generator function may `yield`, as in
         `unfold`. A chunk that is a dict gives the keyword arguments if there are more parameters than `chunk` and
-        `state`.
+        `state`. A function with a parameter `last` gets True there for the last chunk of its sequence (see
+        `Sequence.finish`), else False. The last chunk is None if the sequence was finished without one.
         """
         raise ModelError(
             f"{type(self).__name__} has no unfold_chunk(chunk, state): a sequence needs to know how a chunk goes on "

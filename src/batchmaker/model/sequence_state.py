@@ -30,11 +30,13 @@ class KeptHandle:
 class KeptState:
     """A structure with KeptHandle in place of handles; everything else is unchanged.
 
-    num_nodes: number of kept nodes; their outputs stay on the device.
+    num_nodes: number of kept nodes; their outputs stay on the device. last: the chunk that begins with it is the last
+    one of its sequence.
     """
 
     structure: Any = None
     num_nodes: int = 0
+    last: bool = False
 
     def handles_in(self, recorder: Recorder) -> Any:
         """Return the structure with handles for the next request, whose recorder begins with the kept nodes."""

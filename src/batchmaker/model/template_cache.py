@@ -183,7 +183,7 @@ class TemplateCache:
 
     def canonical(self, state: KeptState) -> KeptState:
         """Return one object for all equal states; the state itself if it could change."""
-        if state.structure is None and state.num_nodes == 0:
+        if state.structure is None and state.num_nodes == 0 and not state.last:
             return NOTHING_KEPT
         key = signature(state.structure)
         if key is None:
@@ -191,7 +191,7 @@ class TemplateCache:
         states = self._shared.states
         if len(states) >= MAX_TEMPLATES:
             states.popitem(last=False)
-        return states.setdefault((state.num_nodes, key), state)
+        return states.setdefault((state.num_nodes, key, state.last), state)
 
     # --- inside ------------------------------------------------------------------------------------------------
 

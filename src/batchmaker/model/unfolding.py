@@ -259,10 +259,15 @@ class Unfolding:
     def _call(self) -> Any:
         """Call the function; a dict fills several parameters by name."""
         function, request = self._call_as or getattr(self._model, self._function), self._request
-        state = {} if self._before is None else {"state": self._before.handles_in(self._recorder)}
+        state: dict[str, Any] = {} if self._before is None else {"state": self._before.handles_in(self._recorder)}
         kind = type(request)
         is_dict = kind is dict or (kind not in _NO_DICTS and isinstance(request, Mapping))
-        if is_dict and _num_parameters(type(self._model), self._function) > 1 + len(state):
+        names = _parameters(type(self._model), self._function)
+        if self._before is not None and takes_last(type(self._model)) and not (is_dict and "last" in request):
+            state["last"] = self._before.last
+        if request is None and len(names) > 1 + len(state):  # the end of a sequence, without a chunk
+            is_dict, request = True, {name: None for name in names if name not in state}
+        if is_dict and len(names) > 1 + len(state):
             signature = inspect.signature(function)
             try:
                 signature.bind(**request, **state)
@@ -333,8 +338,14 @@ def _waits(function: Callable[..., Any]) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _num_parameters(model: type[Model], function: str) -> int:
-    return len(inspect.signature(getattr(model, function)).parameters) - 1
+def _parameters(model: type[Model], function: str) -> tuple[str, ...]:
+    """Return the names of a function's parameters, without that of the model."""
+    return tuple(inspect.signature(getattr(model, function)).parameters)[1:]
+
+
+def takes_last(model: type[Model]) -> bool:
+    """Whether the model's `unfold_chunk` is told which chunk is the last one."""
+    return "last" in _parameters(model, "unfold_chunk")
 
 
 def end_of_loop(node: int) -> int:

@@ -299,6 +299,11 @@ class Arena:
             self.is_host = np.concatenate((self.is_host, np.zeros_like(self.is_host)))
         self.is_host[table] = host
 
+    def take_row(self, pool: int) -> int:
+        """Take a free row of a pool. It must have one."""
+        self.pools[NUM_FREE, pool] -= 1
+        return int(self.free_rows[self.pools[ROWS_BEGIN, pool] + self.pools[NUM_FREE, pool]])
+
     def free_rows_of(self, pool: int) -> Ids:
         """Return the free rows of a pool."""
         begin, num_free = self.pools[[ROWS_BEGIN, NUM_FREE], pool].tolist()

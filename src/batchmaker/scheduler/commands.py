@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.graph.spec import TypeId, ValueSpec
-from batchmaker.scheduler.events import RequestId, TaskId, WorkerId
+from batchmaker.scheduler.events import RequestId, SequenceId, TaskId, WorkerId
 
 TableId = NewType("TableId", int)
 """The number of a state table. A table holds values of one kind: an output, an input from the host, or a lane state."""
@@ -296,7 +296,28 @@ class Decided:
     num_nodes: int
 
 
-Command = Reserve | Admit | RunTask | Read | Reply | Fail | NodesBegun | Collect | Decided
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """Where the outputs of a node are that a sequence keeps: in row `row` of these tables, one for each output."""
+
+    type_id: TypeId
+    tables: tuple[TableId, ...]
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateStored:
+    """A sequence that goes on from values from outside has these rows, which the driver fills now.
+
+    reason: why it has none; "" if it has.
+    """
+
+    sequence: SequenceId
+    rows: tuple[StoredRow, ...]
+    reason: str = ""
+
+
+Command = Reserve | Admit | RunTask | Read | Reply | Fail | NodesBegun | Collect | Decided | StateStored
 """The driver must carry out commands in the order in which they come."""
 
 

@@ -6,6 +6,7 @@ loops; here is what only requests have whose unfold functions wait, and chunks o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import final
 
@@ -14,13 +15,15 @@ from numpy.typing import NDArray
 
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler import leave
-from batchmaker.scheduler.commands import Read, Reserve
+from batchmaker.scheduler.commands import Command, Read, Reserve, StateStored, StoredRow
 from batchmaker.scheduler.copies import earlier_nodes, fetch_late
-from batchmaker.scheduler.events import RequestId, StepsFinished
+from batchmaker.scheduler.events import RequestId, SequenceId, StepsFinished
 from batchmaker.scheduler.layout import BASE, FIRST, FIRST_LOCAL, ID, LAST, NOWHERE
 from batchmaker.scheduler.progress import let_go, release
 from batchmaker.scheduler.retire import RETIRED
+from batchmaker.scheduler.rows import NoMemoryError, RowPool
 from batchmaker.scheduler.state import NO_NODES, Nodes, SchedulerState, TaskEntry
 from batchmaker.scheduler.turn import TURN
 
@@ -221,6 +224,37 @@ class Completion:
             for stored in made:
                 state.depths.rest(stored.nodes)
         return [Reserve(state.tables.all_host(), state.arena.node_capacity)] if grown and state.plan_rows else []
+
+    def restore(self, sequence: SequenceId, types: Sequence[TypeId]) -> list[Command]:
+        """Let a sequence that keeps nothing keep new nodes of these types. Returns how tables grow, and StateStored."""
+        state = self._state
+        wanted = Counter(self._pool(type_id).number for type_id in types) if state.plan_rows else {}
+        pools = {pool.number: pool for pool in map(self._pool, types)}
+        commands: list[Command] = []
+        try:
+            for number, count in wanted.items():
+                grown = state.tables.fit_rows(pools[number], count, count, state.grow)
+                commands += [] if grown is None else [grown]
+        except NoMemoryError as error:
+            return [*commands, StateStored(sequence, (), str(error))]
+        rows = [state.arena.take_row(self._pool(one).number) if state.plan_rows else NOWHERE for one in types]
+        if types:
+            stored, has_grown = state.store.restore(sequence, types, rows)
+            if state.depths is not None:
+                state.depths.rest(stored.nodes)
+            if has_grown and state.plan_rows:
+                commands.append(Reserve(state.tables.all_host(), state.arena.node_capacity))
+        return [*commands, StateStored(sequence, self.stored(sequence))]
+
+    def stored(self, sequence: SequenceId) -> tuple[StoredRow, ...]:
+        """Return where the nodes are that a sequence keeps, in their order. No request of it may be in flight."""
+        state, arena = self._state, self._state.arena
+        nodes = state.store.kept(sequence)
+        of = zip(arena.type[arena.subgraph[nodes]].tolist(), arena.row[nodes].tolist(), strict=True)
+        return tuple([StoredRow(TypeId(one), self._pool(TypeId(one)).table_ids, row) for one, row in of])
+
+    def _pool(self, type_id: TypeId) -> RowPool:
+        return self._state.types[type_id].pool
 
     # --- endings -----------------------------------------------------------------------------------------------
 

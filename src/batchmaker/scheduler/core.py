@@ -33,6 +33,7 @@ from batchmaker.scheduler.commands import (
     Grow,
     NodesBegun,
     Reply,
+    StoredRow,
     always,
 )
 from batchmaker.scheduler.completion import Completion
@@ -47,6 +48,7 @@ from batchmaker.scheduler.events import (
     RequestId,
     SequenceClosed,
     SequenceId,
+    SequenceRestored,
     StepsFinished,
     TaskId,
     TimePassed,
@@ -236,12 +238,18 @@ class Scheduler(View):
         """
         self._state.store.decide(answered, unanswered)
 
+    def stored(self, sequence: SequenceId) -> tuple[StoredRow, ...]:
+        """Return where the nodes are that a sequence keeps, in their order. No request of it may be in flight."""
+        return self._completion.stored(sequence)
+
     def _handle_one(self, event: Event, commands: list[Command]) -> None:
         match event:
             case RequestCancelled():
                 self._end_request(event.request, FailureKind.CANCELLED, "cancelled by the caller", commands)
             case RequestFailed():
                 self._end_request(event.request, FailureKind.UNFOLD, event.reason, commands)
+            case SequenceRestored():
+                commands += self._completion.restore(event.sequence, event.types)
             case SequenceClosed():
                 self._state.store.close(event.sequence)
             case CellTypeAdded():

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.graph.cell_graph import CellGraph
-from batchmaker.graph.spec import CellType
+from batchmaker.graph.spec import CellType, TypeId
 
 RequestId = NewType("RequestId", int)
 TaskId = NewType("TaskId", int)
@@ -110,8 +110,20 @@ class StepsFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceRestored:
+    """A sequence goes on from values that come from outside. It keeps nothing, and no request of it is in flight.
+
+    types: of the nodes that it keeps from now on, in their order. `StateStored` says where their values go.
+    """
+
+    sequence: SequenceId
+    types: tuple[TypeId, ...]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceClosed:
-    """A sequence is over: no request of it is in flight, and no more will come. Its stored nodes can be freed."""
+    """A sequence keeps nothing any more: it is over, or begins from the start again. No request of it is in flight."""
 
     sequence: SequenceId
     at_s: float
@@ -131,6 +143,7 @@ Event = (
     | RequestCancelled
     | RequestFailed
     | StepsFinished
+    | SequenceRestored
     | SequenceClosed
     | TimePassed
 )

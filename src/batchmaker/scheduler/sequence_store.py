@@ -3,7 +3,7 @@
 Stored nodes never change. A chunk begins from them. When all its values are computed, the nodes that it keeps are
 stored under new numbers. Then the driver answers it, and says whether its caller got the result: if so, the old nodes
 are freed, otherwise the new ones. So a chunk without a result leaves its sequence unchanged, whenever it loses it.
-`SchedulerState.open`, completion and `Scheduler.decide` use this file.
+`SchedulerState.open`, completion, `Scheduler.decide` and `Scheduler.stored` use this file.
 """
 
 from __future__ import annotations
@@ -137,6 +137,26 @@ class SequenceStore:
             self._latest[sequence] = self.in_use[stored.extent.base] = stored
         return made, grown
 
+    def restore(self, sequence: SequenceId, types: Sequence[int], rows: Sequence[int]) -> tuple[StoredNodes, bool]:
+        """Let a sequence that keeps nothing keep new nodes: of each its type, and a row that was taken for it.
+
+        Returns the stored nodes, and whether the arena has grown. At least one.
+        """
+        arena, count = self._arena, len(types)
+        counts = np.array([count])
+        grown = arena.fit(NODES, counts)
+        arena.fit(SUBGRAPHS, counts)
+        base, first = int(arena.allocate(NODES, counts)[0]), int(arena.allocate(SUBGRAPHS, counts)[0])
+        stored = StoredNodes(Extent(0, base, count, first, count))
+        settle(arena.nodes, arena.subgraphs, base, first, np.array(types, np.int64), np.array(rows, np.int64))
+        self._latest[sequence] = self.in_use[base] = stored
+        return stored, grown
+
+    def kept(self, sequence: SequenceId) -> Nodes:
+        """Return the nodes that a sequence keeps, of which no request is in flight."""
+        stored = self._latest.get(sequence)
+        return np.empty(0, np.int64) if stored is None else stored.nodes
+
     def decide(self, answered: Sequence[SequenceId], unanswered: Sequence[SequenceId]) -> None:
         """Free what the answered sequences kept before, and let the others keep that again instead of the new nodes."""
         unused = [stored for sequence in answered if (stored := self._undecided.pop(sequence)[0]) is not None]
@@ -171,8 +191,6 @@ class SequenceStore:
 def move(of_nodes: Nodes, of_subgraphs: Nodes, where: Nodes, nodes: Nodes) -> None:
     """Move the rows of these nodes to stored nodes.
 
-    The uses of a stored node are 1: the sequence itself reads it. So no other node takes over its row.
-
     - of_nodes, of_subgraphs: the tables of the arena.
     - where: [3, sequences] the first stored node, the first subgraph, and the number of nodes of each sequence.
     - nodes: the nodes of all sequences, one sequence after the other.
@@ -180,13 +198,31 @@ def move(of_nodes: Nodes, of_subgraphs: Nodes, where: Nodes, nodes: Nodes) -> No
     at = 0
     for which in range(where.shape[1]):
         for i in range(where[2, which]):
-            node, mine, subgraph = nodes[at], where[0, which] + i, where[1, which] + i
-            of_nodes[:, mine] = 0
-            of_nodes[STATE, mine], of_nodes[SUBGRAPH, mine], of_nodes[USES, mine] = DONE, subgraph, 1
-            of_nodes[ROW, mine], of_nodes[ROW, node] = of_nodes[ROW, node], NOWHERE
-            of_subgraphs[:, subgraph] = 0
-            of_subgraphs[TYPE, subgraph] = of_subgraphs[TYPE, of_nodes[SUBGRAPH, node]]
-            of_subgraphs[HEAD, subgraph], of_subgraphs[SIZE, subgraph], of_subgraphs[SPAN, subgraph] = mine, 1, 1
-            of_subgraphs[PIN, subgraph] = NOWHERE
-            of_subgraphs[LANE, subgraph], of_subgraphs[LANE_WORKER, subgraph] = NOWHERE, NOWHERE
+            node = nodes[at]
+            row, type_id = of_nodes[ROW, node], of_subgraphs[TYPE, of_nodes[SUBGRAPH, node]]
+            of_nodes[ROW, node] = NOWHERE
+            _store(of_nodes, of_subgraphs, where[0, which] + i, where[1, which] + i, type_id, row)
             at += 1
+
+
+@compiled
+def settle(of_nodes: Nodes, of_subgraphs: Nodes, base: int, first: int, types: Nodes, rows: Nodes) -> None:
+    """Make stored nodes from `base` on, with subgraphs from `first` on, of these types and with these rows."""
+    for i in range(len(types)):
+        _store(of_nodes, of_subgraphs, base + i, first + i, types[i], rows[i])
+
+
+@compiled
+def _store(of_nodes: Nodes, of_subgraphs: Nodes, node: int, subgraph: int, type_id: int, row: int) -> None:
+    """Write the columns of a stored node, a subgraph of its own.
+
+    Its uses are 1: the sequence itself reads it. So no other node takes over its row.
+    """
+    of_nodes[:, node] = 0
+    of_nodes[STATE, node], of_nodes[SUBGRAPH, node], of_nodes[USES, node] = DONE, subgraph, 1
+    of_nodes[ROW, node] = row
+    of_subgraphs[:, subgraph] = 0
+    of_subgraphs[TYPE, subgraph] = type_id
+    of_subgraphs[HEAD, subgraph], of_subgraphs[SIZE, subgraph], of_subgraphs[SPAN, subgraph] = node, 1, 1
+    of_subgraphs[PIN, subgraph] = NOWHERE
+    of_subgraphs[LANE, subgraph], of_subgraphs[LANE_WORKER, subgraph] = NOWHERE, NOWHERE

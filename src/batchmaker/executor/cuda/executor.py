@@ -10,9 +10,10 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from batchmaker.compile.run_form import RunForm
-from batchmaker.errors import RAISED_BY_USERS, OptionError
+from batchmaker.errors import RAISED_BY_USERS, DeviceError, OptionError
 from batchmaker.executor.base import RunCounts, StepsResult, failed_result
 from batchmaker.executor.cuda.at_once import PlannedTask
 from batchmaker.executor.cuda.blocks import Blocks, prepare
@@ -148,6 +149,13 @@ class CudaExecutor:
         """See Executor.write. Writes to pinned host memory, where every device reads the rows."""
         with self._turn:
             self._tables.write(table, rows, values)
+
+    def put(self, table: TableId, row: int, value: Tensor) -> None:
+        """See Executor.put. The value is on the first living device afterwards; others get it when they need it."""
+        with self._turn:
+            if not (living := self._living()):
+                raise DeviceError("every device has been lost")
+            self._tables.put(table, row, value, living[0])
 
     def read(self, table: TableId, row: int) -> Any:
         """See Executor.read. Waits for the device that has the row. DeviceError if only a lost device had it."""

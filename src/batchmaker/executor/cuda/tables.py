@@ -103,6 +103,13 @@ class DeviceTables:
             self._holders_of(table)[rows] = self._bit(place)
         return self._part(place, table).data_ptr() + rows * row_bytes(self._specs[table])
 
+    def put(self, table: TableId, row: int, value: Tensor, place: Place) -> None:
+        """Write a value from the host into a row, which this place alone holds then."""
+        self.targets(place, table, np.array([row]))
+        part = self._part(place, table)
+        place.device.compute(lambda: (part[row].copy_(value),))
+        place.hold((part, value))
+
     def read(self, table: TableId, row: int) -> Tensor:
         """Return a copy of a row on the host. DeviceError if it is missing."""
         if table in self._host:

@@ -23,7 +23,17 @@ from batchmaker.errors import DataError, InvariantError, OptionError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.base import CellPolicy
-from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask
+from batchmaker.scheduler.commands import (
+    Admit,
+    Command,
+    Fail,
+    Read,
+    Reply,
+    Reserve,
+    RunTask,
+    StateStored,
+    StoredRow,
+)
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
     CellTypeAdded,
@@ -33,6 +43,7 @@ from batchmaker.scheduler.events import (
     RequestCancelled,
     RequestFailed,
     SequenceClosed,
+    SequenceRestored,
     StepsFinished,
     TimePassed,
 )
@@ -41,9 +52,9 @@ VERSION: Final = 2
 _CLASSES: Final = {
     kind.__name__: kind
     for kind in (
-        CellTypeAdded, GraphExtended, RequestArrived, RequestCancelled, RequestFailed, SequenceClosed, StepsFinished,
-        TimePassed,
-        Admit, Fail, Read, Reply, Reserve, RunTask,
+        CellTypeAdded, GraphExtended, RequestArrived, RequestCancelled, RequestFailed, SequenceClosed,
+        SequenceRestored, StepsFinished, TimePassed,
+        Admit, Fail, Read, Reply, Reserve, RunTask, StateStored, StoredRow,
     )
 }  # fmt: skip
 
