@@ -21,6 +21,7 @@ import scribe
 from numpy.typing import NDArray
 from server_process import LIMIT_S
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
 
 SCRIBE = Path(__file__).with_name("scribe.py")
 PATH = "/v1/audio/transcriptions"
@@ -29,7 +30,13 @@ KEY = "0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def server(serve):
-    return serve(SCRIBE, f"taps={SCRIBE}:kind=taps", f"mute={SCRIBE}:kind=mute", "lstm:hidden=4,vocabulary_size=9")
+    return serve(
+        SCRIBE,
+        f"taps={SCRIBE}:kind=taps",
+        f"mute={SCRIBE}:kind=mute",
+        f"late={SCRIBE}:kind=late",
+        "lstm:hidden=4,vocabulary_size=9",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +147,31 @@ def test_a_character_that_spans_chunks_comes_whole(server):
     assert transcribed(server, wav(pcm), model="taps").text == "\ufffd"
 
 
-def test_sound_of_no_length_has_no_text(server):
-    assert transcribed(server, wav(np.zeros(0, np.int16))).text == ""
+@pytest.mark.parametrize("model", ["scribe", "taps", "late"])
+def test_sound_of_no_length_has_no_text(server, model):
+    assert transcribed(server, wav(np.zeros(0, np.int16)), model=model).text == ""
+
+
+def test_a_model_that_looks_ahead_answers_for_the_last_sound_at_the_end(server):
+    pcm = np.zeros(4001, np.int16)
+    pcm[[7, 3999, 4000]] = 20000
+    pcm[3998] = -20000
+    assert transcribed(server, wav(pcm), model="late").text == "éé"
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        async with client.realtime.connect(model="late") as connection:
+            for _ in range(2):
+                for piece in pieces(pcm, 2000):
+                    await connection.input_audio_buffer.append(audio=base64_of(piece))
+                await connection.input_audio_buffer.commit()
+                await next_of(connection, "input_audio_buffer.committed")
+                after, completed = await next_of(connection, "conversation.item.input_audio_transcription.completed")
+                assert completed.transcript == "éé"
+                assert after[-1].delta == "é", "the last one is heard at the end"
+
+    with_client(server, work)
+    server.wait_for(lambda: server.metric("batchmaker_open_sequences") == 0)
+    server.wait_idle()
 
 
 @pytest.mark.parametrize(
@@ -496,6 +526,39 @@ def test_a_client_that_sends_all_at_once_is_slowed_down_and_answered(server, mod
             return completed.transcript
 
     assert with_client(server, work) == model.plain(floats(pcm))
+
+
+# --- the server's own protocols --------------------------------------------------------------------------------------
+
+
+def test_a_websocket_takes_sound_and_an_odd_byte_is_that_chunks_error(server, model):
+    pcm = sound(1.0, seed=20)[: 100 * scribe.ROW]
+    address = f"ws://{server.address}/v2/models/scribe/sequence?audio=pcm16&rate={scribe.RATE}"
+    with connect(address) as socket:
+        heard = ""
+        for piece in pieces(pcm, 10 * scribe.ROW):
+            socket.send(piece.tobytes())
+            heard += scribe.letters(json.loads(socket.recv(LIMIT_S))["symbols"])
+        assert heard == model.plain(floats(pcm))
+        socket.send(pcm[: scribe.ROW].tobytes()[:-1])
+        error = json.loads(socket.recv(LIMIT_S))
+        assert (error["status"], "159 bytes of sound are no whole number" in error["error"]) == (400, True)
+    for query, said in (
+        ("audio=mp3", "unknown encoding of sound 'mp3'"),
+        ("audio=pcm16&rate=16000", "16000 Hz, and the model takes 8000 Hz"),
+        ("rate=8000", "name its encoding too"),
+    ):
+        with pytest.raises(InvalidStatus) as caught:
+            connect(f"ws://{server.address}/v2/models/scribe/sequence?{query}")
+        assert said in json.loads(caught.value.response.body)["error"]
+
+
+def test_tensors_of_int16_are_sound_too(server, model):
+    pcm = sound(0.5, seed=21)
+    rows = pcm.reshape(-1, scribe.ROW)
+    tensor = {"name": "audio", "shape": rows.shape, "datatype": "INT16", "data": rows.tolist()}
+    answer = server.post("/v2/models/scribe/infer", {"inputs": [tensor]}).json
+    assert scribe.letters(answer["outputs"][0]["data"]) == model.plain(floats(pcm))
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.sequence import Sequence
 from batchmaker.model.model import Model
+from batchmaker.model.unfolding import takes_last
 from batchmaker.server.parameters import CallOptions
 
 
@@ -99,6 +100,15 @@ class EnginePort:
             return _values(sequence.submit(request, deadline_ms=options.deadline_ms, stream=True))
         deadline_ms, priority = options.deadline_ms, options.priority
         return _values(self._engine.submit(request, deadline_ms=deadline_ms, priority=priority, stream=True))
+
+    def finish(self, options: CallOptions, sequence: Sequence) -> Answer:
+        """Submit the end of a sequence without a chunk; see Sequence.finish. Otherwise as `submit`."""
+        return sequence.finish(deadline_ms=options.deadline_ms)
+
+    @property
+    def takes_last(self) -> bool:
+        """Whether the model is told the end of a sequence, and may have a result then."""
+        return takes_last(type(self._model))
 
     @property
     def takes_sequences(self) -> bool:

@@ -161,7 +161,9 @@ class RealtimeSession:
         """Give up what is not answered, and free all rows."""
         for item in list(self._items):
             self._end(item)
-        for _, held in self._waiting:
+        for what, held in self._waiting:
+            if isinstance(what, _Heard) and isinstance(what.begun, Begun):
+                what.begun.answer.cancel()  # a sequence that was finished is not closed once more
             if held is not None:
                 held.release()
         self._waiting.clear()
@@ -258,12 +260,14 @@ class RealtimeSession:
         self._items.add(item)
         return item
 
-    def _hear(self, item: _Item, chunk: NDArray[np.float32]) -> None:
+    def _hear(self, item: _Item, chunk: NDArray[np.float32] | None) -> None:
+        """Hand a chunk to the engine; None for the end of the utterance."""
         try:
-            begun: Begun | ServiceError = item.transcript.begin(chunk)
+            begun = item.transcript.begin_end() if chunk is None else item.transcript.begin(chunk)
+            if begun is not None:
+                self._wait(_Heard(item, begun))
         except ServiceError as fault:
-            begun = fault
-        self._wait(_Heard(item, begun))
+            self._wait(_Heard(item, fault))
 
     async def _room(self, size: int) -> HeldBytes:
         """Wait for room in memory and in the rate of the key. ServiceError if there is none for too long."""
@@ -295,7 +299,7 @@ class RealtimeSession:
             self._say(refused(empty, event_id, _EMPTY))
             return
         self._say(committed(item.name, self._last_item))
-        for chunk in item.transcript.rest():
+        for chunk in (*item.transcript.rest(), None):
             self._hear(item, chunk)
         self._wait(_Ended(item))
         self._item, self._last_item = None, item.name

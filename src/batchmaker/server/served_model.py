@@ -155,6 +155,27 @@ class ServedModel:
         answer, chunk = self._accept(request, sender, self._port.submit, connected)
         return Begun(request, answer, chunk, began_s, time.perf_counter())
 
+    def begin_end(self, request: InferRequest, connected: ConnectedSequence) -> Begun | None:
+        """Tell the model that no chunk of a connection's sequence comes any more; `finish` must follow.
+
+        None for a model that has kept nothing back: it is not told. request: without inputs. Raises ServiceError.
+        """
+        if not self._port.takes_last:
+            return None
+        began_s = time.perf_counter()
+        try:
+            options = call_options(request.parameters)
+            chunk = connected.take(options)
+            try:
+                answer = self._port.finish(options, chunk.sequence)
+            except BatchmakerError as error:
+                raise chunk.refused(self._fault(error)) from error
+        except ServiceError as fault:
+            self.count_refusal(fault)
+            raise
+        self._count(chunk)
+        return Begun(request, answer, chunk, began_s, time.perf_counter())
+
     async def finish(self, begun: Begun) -> InferResponse:
         """Return the answer of a request that was begun. Otherwise as `infer`."""
         with begun.chunk or nullcontext():
@@ -213,9 +234,12 @@ class ServedModel:
         except ServiceError as fault:
             self.count_refusal(fault)
             raise
+        self._count(chunk)
+        return work, chunk
+
+    def _count(self, chunk: TakenChunk | None) -> None:
         self.statistics.accepted += 1
         self.statistics.accepted_chunks += chunk is not None
-        return work, chunk
 
     def _read(
         self, request: InferRequest, sender: Sender, connected: ConnectedSequence | None
@@ -251,7 +275,7 @@ class ServedModel:
     def _outputs(self, result: Any, request: InferRequest) -> tuple[Tensor, ...]:
         """Return the requested outputs. ValueError if the model's `decode` raises."""
         if self.signature.decode is not None:
-            given = self.signature.to_request(request.inputs, self._limits)
+            given = self.signature.to_request(request.inputs, self._limits) if request.inputs else None  # the end
             try:
                 result = self.signature.decode(result, given)
             except Exception as error:

@@ -134,6 +134,7 @@ class Transcript:
         self._kept = _NOTHING  # less than a row
         self._growing = None if transcriber.said.decode is None else GrowingText(transcriber.said.decode)
         self._texts: list[str] = []
+        self._has_begun = False
         self.num_samples = 0
 
     @property
@@ -175,8 +176,14 @@ class Transcript:
         """Hand a chunk to the engine; `written` must follow. Raises ServiceError if it is refused."""
         spec = self._transcriber.spec
         tensor = Tensor(spec.name, "FP32", in_rows(chunk, spec.shape))
+        self._has_begun = True
         with _of_sound():
             return self._served.begin(self._request((tensor,)), connected=self._sequence)
+
+    def begin_end(self) -> Begun | None:
+        """Tell the model that no chunk comes any more; None for a model that has kept nothing back. As `begin`."""
+        with _of_sound():
+            return self._served.begin_end(self._request(()), self._sequence) if self._has_begun else None
 
     def _request(self, inputs: tuple[Tensor, ...]) -> InferRequest:
         return InferRequest(inputs, (WantedOutput(self._transcriber.output.name),), "", self._parameters)

@@ -113,6 +113,7 @@ async def _deltas(service: Service, job: _Job) -> AsyncGenerator[str, None]:
             yield transcript.ended()
         finally:
             served.connected.discard(feeder.send_all)
+            feeder.give_up()
 
 
 @final
@@ -123,6 +124,7 @@ class _Feeder:
         self._transcript = transcript
         self._chunks = chunks
         self._begun: deque[Begun | ServiceError] = deque()
+        self._ended = False
         self.send_all: Callable[[], None] = lambda: self._send(math.inf)
 
     def next(self) -> Begun | None:
@@ -133,13 +135,23 @@ class _Feeder:
             raise begun
         return begun
 
+    def give_up(self) -> None:
+        """Cancel what is not answered; a sequence that was finished is not closed once more."""
+        for begun in self._begun:
+            if isinstance(begun, Begun):
+                begun.answer.cancel()
+
     def _send(self, most: float) -> None:
-        while len(self._begun) < most and (chunk := next(self._chunks, None)) is not None:
-            try:
-                self._begun.append(self._transcript.begin(chunk))
-            except ServiceError as fault:
-                self._begun.append(fault)
-                self._chunks = iter(())
+        try:
+            while len(self._begun) < most and not self._ended:
+                chunk = next(self._chunks, None)
+                begun = self._transcript.begin_end() if chunk is None else self._transcript.begin(chunk)
+                self._ended = chunk is None
+                if begun is not None:
+                    self._begun.append(begun)
+        except ServiceError as fault:
+            self._ended = True
+            self._begun.append(fault)
 
 
 async def _events(first: str, rest: AsyncGenerator[str, None], held: ExitStack) -> AsyncIterator[bytes]:
