@@ -35,9 +35,9 @@ from batchmaker.server.realtime_events import (
 from batchmaker.server.request_body import HeldBytes
 from batchmaker.server.sender import Sender
 from batchmaker.server.sequences import ConnectedSequence
-from batchmaker.server.served_model import Begun, ServedModel
+from batchmaker.server.served_model import ServedModel
 from batchmaker.server.transcription_ask import check_language
-from batchmaker.server.transcriptions import Transcriber, Transcript
+from batchmaker.server.transcriptions import SOUND, PendingSound, Transcriber, Transcript
 
 _LOOK_S: Final = 0.05
 """Seconds between two looks whether there is room for sound, where only others can make it."""
@@ -78,7 +78,7 @@ class _Heard(NamedTuple):
     """A chunk of an item that is not answered. begun: the request in the engine, or why it was refused."""
 
     item: _Item
-    begun: Begun | ServiceError
+    begun: PendingSound | ServiceError
 
 
 class _Ended(NamedTuple):
@@ -162,7 +162,7 @@ class RealtimeSession:
         for item in list(self._items):
             self._end(item)
         for what, held in self._waiting:
-            if isinstance(what, _Heard) and isinstance(what.begun, Begun):
+            if isinstance(what, _Heard) and isinstance(what.begun, PendingSound):
                 what.begun.answer.cancel()  # a sequence that was finished is not closed once more
             if held is not None:
                 held.release()
@@ -253,7 +253,7 @@ class RealtimeSession:
         self._wait(None, held)
 
     def _begin_item(self, model: _Named) -> _Item:
-        sequence = model.served.connect(self._sender, 0)
+        sequence = model.served.connect(self._sender, 0, SOUND)
         self._num_items += 1
         name = f"item_{self._id}_{self._num_items}"
         item = _Item(name, sequence, Transcript(model.served, model.transcriber, sequence))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import BatchmakerError, SequenceError
@@ -77,40 +77,65 @@ class TakenChunk:
         raise _ended_with(error, self._ended) from error
 
 
+class Wording(NamedTuple):
+    """What clients are told. ended: with the error that ends a sequence. known: of a chunk that names its own."""
+
+    ended: str
+    known: str
+
+
+ONE_SEQUENCE: Final = Wording("the sequence has ended with it: connect anew", "the connection is the sequence")
+"""Of a connection that is one sequence."""
+
+
 @final
 class ConnectedSequence:
-    """The sequence of one connection: the connection's requests are its chunks. on_closed: called at its end."""
+    """A sequence of one connection, which needs no name. on_closed: called at its end."""
 
-    __slots__ = ("_on_closed", "_sequence")
+    __slots__ = ("_on_closed", "_wording", "sequence")
 
-    ENDED: Final = "the sequence has ended with it: connect anew"
-
-    def __init__(self, sequence: Sequence, on_closed: Callable[[], object]) -> None:
-        self._sequence = sequence
+    def __init__(self, sequence: Sequence, on_closed: Callable[[], object], wording: Wording) -> None:
+        self.sequence = sequence
         self._on_closed = on_closed
+        self._wording = wording
+
+    def check(self, options: CallOptions) -> None:
+        """Raise INVALID for a chunk that names a sequence."""
+        if options.chunk is not None:
+            raise invalid(f"{self._wording.known}: leave out sequence_id, sequence_start and sequence_end")
 
     def take(self, options: CallOptions) -> TakenChunk:
         """Return the place of the next request. INVALID for one that names a sequence, or after the end."""
-        if options.chunk is not None:
-            wrong = invalid("the connection is the sequence: leave out sequence_id, sequence_start and sequence_end")
-            raise self.refused(wrong)
-        if not self._sequence.is_open:
+        try:
+            self.check(options)
+        except ServiceError as fault:
+            raise self.refused(fault) from None
+        if not self.sequence.is_open:
             raise invalid("the sequence of this connection has ended; connect anew")
-        return TakenChunk(self._sequence, last=False, ended=self.ENDED)
+        return TakenChunk(self.sequence, last=False, ended=self._wording.ended)
 
     def refused(self, fault: ServiceError) -> ServiceError:
         """End the sequence, for a chunk that the engine does not get; return what its client is told."""
-        self._sequence.close()
-        return _ended_with(fault, self.ENDED)
+        self.sequence.close()
+        return _ended_with(fault, self._wording.ended)
+
+    def failed(self, error: BaseException, fault: ServiceError) -> ServiceError:
+        """End the sequence, for a chunk that has no result; return what its client is told. fault: of the error."""
+        self.sequence.close(drain=False)
+        if isinstance(error, SequenceError):
+            return fault
+        if fault.kind is FaultKind.CANCELLED:  # by closing for an earlier one; the client still waits
+            return fault_of(SequenceError())
+        return _ended_with(fault, self._wording.ended)
 
     @property
     def is_open(self) -> bool:
         """Whether it takes requests. It does not after a long idle time, or after a failed or refused request."""
-        return self._sequence.is_open
+        return self.sequence.is_open
 
     def close(self) -> None:
         """Cancel unanswered requests and free the rows."""
-        self._sequence.close(drain=False)
+        self.sequence.close(drain=False)
         self._on_closed()
 
 
@@ -205,8 +230,8 @@ class OpenSequences:
         self._forget(key, held)
         return _ended_with(fault, _begin_anew(name))
 
-    def connect(self, sender: Sender, priority: int) -> ConnectedSequence:
-        """Begin the sequence of one connection. It has no name, and counts with the owner's named ones.
+    def connect(self, sender: Sender, priority: int, wording: Wording = ONE_SEQUENCE) -> ConnectedSequence:
+        """Begin a sequence of a connection. It has no name, and counts with the owner's named ones.
 
         Raises INVALID for a model without state between requests, UNAVAILABLE if no more may be open.
         """
@@ -214,7 +239,7 @@ class OpenSequences:
         self.num_connected += 1
         sequence = self._opened(sender, priority)
         self._connected[sequence] = sender.owner
-        return ConnectedSequence(sequence, lambda: self._connected.pop(sequence, None))
+        return ConnectedSequence(sequence, lambda: self._connected.pop(sequence, None), wording)
 
     def _check_kept(self, instead: str) -> None:
         if not self._port.takes_sequences:

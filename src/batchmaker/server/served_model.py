@@ -22,7 +22,7 @@ from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.parameters import CallOptions, call_options, check_id
 from batchmaker.server.sender import NOBODY, Sender
-from batchmaker.server.sequences import ConnectedSequence, OpenSequences, TakenChunk
+from batchmaker.server.sequences import ONE_SEQUENCE, ConnectedSequence, OpenSequences, TakenChunk, Wording
 from batchmaker.server.signature import Signature
 from batchmaker.server.statistics import ModelStatistics
 from batchmaker.server.tensors import Tensor
@@ -128,11 +128,11 @@ class ServedModel:
         """A call got this error before the engine had its request."""
         self.statistics.refused[fault.kind] += 1
 
-    def connect(self, sender: Sender, priority: int) -> ConnectedSequence:
-        """Begin the sequence of one connection. Raises ServiceError: see OpenSequences.connect, and check_room."""
+    def connect(self, sender: Sender, priority: int, wording: Wording = ONE_SEQUENCE) -> ConnectedSequence:
+        """Begin a sequence of one connection. Raises ServiceError: see OpenSequences.connect, and check_room."""
         try:
             self._check_room()
-            return self.sequences.connect(sender, priority)
+            return self.sequences.connect(sender, priority, wording)
         except ServiceError as fault:
             self.count_refusal(fault)
             raise
@@ -155,40 +155,32 @@ class ServedModel:
         answer, chunk = self._accept(request, sender, self._port.submit, connected)
         return Begun(request, answer, chunk, began_s, time.perf_counter())
 
-    def begin_end(self, request: InferRequest, connected: ConnectedSequence) -> Begun | None:
-        """Tell the model that no chunk of a connection's sequence comes any more; `finish` must follow.
-
-        None for a model that has kept nothing back: it is not told. request: without inputs. Raises ServiceError.
-        """
-        if not self._port.takes_last:
-            return None
-        began_s = time.perf_counter()
-        try:
-            options = call_options(request.parameters)
-            chunk = connected.take(options)
-            try:
-                answer = self._port.finish(options, chunk.sequence)
-            except BatchmakerError as error:
-                raise chunk.refused(self._fault(error)) from error
-        except ServiceError as fault:
-            self.count_refusal(fault)
-            raise
-        self._count(chunk)
-        return Begun(request, answer, chunk, began_s, time.perf_counter())
-
     async def finish(self, begun: Begun) -> InferResponse:
         """Return the answer of a request that was begun. Otherwise as `infer`."""
         with begun.chunk or nullcontext():
             result = await self._guarded(begun.answer)
             answered_s = time.perf_counter()
-            outputs = self._tensors(self._outputs, result, begun.request)
+            response = self.response(begun.request, result)
         statistics = self.statistics
         ended_s = time.perf_counter()
         statistics.first_response_s.add(answered_s - begun.began_s)
         statistics.input_s += begun.submitted_s - begun.began_s
         statistics.output_s += ended_s - answered_s
         statistics.duration_s.add(ended_s - begun.began_s)
-        return InferResponse(self.name, self.version, outputs, begun.request.id, self._single_outputs)
+        return response
+
+    def response(self, request: InferRequest, result: Any) -> InferResponse:
+        """Return the response to a request with this result. INTERNAL if the result is not what the model declares."""
+        outputs = self._tensors(self._outputs, result, request)
+        return InferResponse(self.name, self.version, outputs, request.id, self._single_outputs)
+
+    def read_chunk(self, request: InferRequest, sequence: ConnectedSequence) -> tuple[CallOptions, Any]:
+        """Return the options of a chunk of a connection, and the argument of `unfold_chunk`. ServiceError if wrong."""
+        check_id(request.id)
+        options = call_options(request.parameters)
+        sequence.check(options)
+        self.signature.check_outputs(request.outputs)
+        return options, self._encoded(self.signature.to_request(request.inputs, self._limits))
 
     async def stream(self, request: InferRequest, sender: Sender = NOBODY) -> AsyncIterator[InferResponse]:
         """Yield a request's values as they are computed; see Signature.to_part. Otherwise as `infer`."""
@@ -229,17 +221,14 @@ class ServedModel:
             try:
                 work = ask(data, options, None if chunk is None else chunk.sequence)
             except BatchmakerError as error:  # the engine has not got it
-                fault = self._fault(error)
+                fault = self.fault_of(error)
                 raise (fault if chunk is None else chunk.refused(fault)) from error
         except ServiceError as fault:
             self.count_refusal(fault)
             raise
-        self._count(chunk)
-        return work, chunk
-
-    def _count(self, chunk: TakenChunk | None) -> None:
         self.statistics.accepted += 1
         self.statistics.accepted_chunks += chunk is not None
+        return work, chunk
 
     def _read(
         self, request: InferRequest, sender: Sender, connected: ConnectedSequence | None
@@ -266,16 +255,16 @@ class ServedModel:
         try:
             return self.signature.encode(given)
         except BatchmakerError as error:
-            raise self._fault(error) from error
+            raise self.fault_of(error) from error
         except Exception as error:
             wrong = InvalidRequestError(f"encode raised {said_by(error)}")
             wrong.__cause__ = error  # for the log, not for the client
-            raise self._fault(wrong) from error
+            raise self.fault_of(wrong) from error
 
     def _outputs(self, result: Any, request: InferRequest) -> tuple[Tensor, ...]:
         """Return the requested outputs. ValueError if the model's `decode` raises."""
         if self.signature.decode is not None:
-            given = self.signature.to_request(request.inputs, self._limits) if request.inputs else None  # the end
+            given = self.signature.to_request(request.inputs, self._limits) if request.inputs else None  # at its end
             try:
                 result = self.signature.decode(result, given)
             except Exception as error:
@@ -291,9 +280,9 @@ class ServedModel:
         except Exception as error:
             if not isinstance(error, BatchmakerError):
                 self.statistics.accepted -= 1  # the engine has not got it
-            raise self._fault(error) from error
+            raise self.fault_of(error) from error
 
-    def _fault(self, error: BaseException) -> ServiceError:
+    def fault_of(self, error: BaseException) -> ServiceError:
         """Return the fault that the client sees for an error of the engine."""
         fault = fault_of(error)
         if self._closing and fault.kind is FaultKind.CANCELLED:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.errors import ModelError
+from batchmaker.engine import Answer
+from batchmaker.errors import BatchmakerError, ModelError
 from batchmaker.model.model import Model
 from batchmaker.server.audio import Audio, Encoding, in_rows, row_of
-from batchmaker.server.faults import ServiceError
 from batchmaker.server.growing_text import GrowingText
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse, Parameter, WantedOutput
-from batchmaker.server.sequences import ConnectedSequence
+from batchmaker.server.parameters import call_options
+from batchmaker.server.sequences import ConnectedSequence, Wording
 from batchmaker.server.signature import Signature, TensorSpec
 from batchmaker.server.tensors import Tensor, kind_of
 
 if TYPE_CHECKING:
-    from batchmaker.server.served_model import Begun, ServedModel
+    from batchmaker.server.served_model import ServedModel
 
 _NOTHING: Final[NDArray[np.float32]] = np.zeros(0, np.float32)
 
@@ -105,14 +106,16 @@ def transcriber_of(model: Model, signature: Signature, limits: Limits) -> Transc
     return Transcriber(said, audio, spec, outputs[0], rows * row)
 
 
-@contextmanager
-def _of_sound() -> Iterator[None]:
-    """Leave out of an error how clients of other protocols begin a sequence anew."""
-    try:
-        yield
-    except ServiceError as fault:
-        said = str(fault).removesuffix(f"; {ConnectedSequence.ENDED}")
-        raise ServiceError(fault.kind, said, fault.retry_after_s) from fault
+SOUND: Final = Wording("the rest of this sound is not heard", "sound is a sequence")
+
+
+class PendingSound(NamedTuple):
+    """A chunk of sound that the engine has. Times are in seconds, by `time.perf_counter`."""
+
+    request: InferRequest
+    answer: Answer
+    began_s: float
+    submitted_s: float
 
 
 @final
@@ -172,26 +175,57 @@ class Transcript:
             row[: len(self._kept)], self._kept = self._kept, _NOTHING
             yield row
 
-    def begin(self, chunk: NDArray[np.float32]) -> Begun:
+    def begin(self, chunk: NDArray[np.float32]) -> PendingSound:
         """Hand a chunk to the engine; `written` must follow. Raises ServiceError if it is refused."""
         spec = self._transcriber.spec
-        tensor = Tensor(spec.name, "FP32", in_rows(chunk, spec.shape))
         self._has_begun = True
-        with _of_sound():
-            return self._served.begin(self._request((tensor,)), connected=self._sequence)
+        request = self._request((Tensor(spec.name, "FP32", in_rows(chunk, spec.shape)),))
 
-    def begin_end(self) -> Begun | None:
+        def send() -> Answer:
+            options, data = self._served.read_chunk(request, self._sequence)
+            return self._served.port.submit(data, options, self._sequence.sequence)
+
+        return self._sent(request, send)
+
+    def begin_end(self) -> PendingSound | None:
         """Tell the model that no chunk comes any more; None for a model that has kept nothing back. As `begin`."""
-        with _of_sound():
-            return self._served.begin_end(self._request(()), self._sequence) if self._has_begun else None
+        port, sequence = self._served.port, self._sequence.sequence
+        if not self._has_begun or not port.takes_last:
+            return None
+        request = self._request(())
+        return self._sent(request, lambda: port.finish(call_options(request.parameters), sequence))
+
+    def _sent(self, request: InferRequest, send: Callable[[], Answer]) -> PendingSound:
+        """Return a chunk that the engine has got. Raises ServiceError if it has not."""
+        began_s = time.perf_counter()
+        try:
+            answer = send()
+        except BatchmakerError as error:
+            fault = self._sequence.refused(self._served.fault_of(error))
+            self._served.count_refusal(fault)
+            raise fault from error
+        self._served.statistics.accepted += 1
+        self._served.statistics.accepted_chunks += 1
+        return PendingSound(request, answer, began_s, time.perf_counter())
 
     def _request(self, inputs: tuple[Tensor, ...]) -> InferRequest:
         return InferRequest(inputs, (WantedOutput(self._transcriber.output.name),), "", self._parameters)
 
-    async def written(self, begun: Begun) -> str:
+    async def written(self, sent: PendingSound) -> str:
         """Return what a chunk adds to the text. Raises ServiceError if it has no result, which ends the sequence."""
-        with _of_sound():
-            return self._add(await self._served.finish(begun))
+        served = self._served
+        try:
+            result = await sent.answer
+            answered_s = time.perf_counter()
+            response = served.response(sent.request, result)
+        except BatchmakerError as error:
+            raise self._sequence.failed(error, served.fault_of(error)) from error
+        ended_s, statistics = time.perf_counter(), served.statistics
+        statistics.first_response_s.add(answered_s - sent.began_s)
+        statistics.input_s += sent.submitted_s - sent.began_s
+        statistics.output_s += ended_s - answered_s
+        statistics.duration_s.add(ended_s - sent.began_s)
+        return self._add(response)
 
     def ended(self) -> str:
         """Return what is left of the text when no chunk comes any more, such as a character that is not whole."""

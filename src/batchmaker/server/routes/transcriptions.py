@@ -24,10 +24,9 @@ from batchmaker.server.parameters import DAY_S
 from batchmaker.server.parts import Endpoint, Site, sender_of
 from batchmaker.server.request_body import unless_gone
 from batchmaker.server.sender import Sender
-from batchmaker.server.served_model import Begun
 from batchmaker.server.service import Service
 from batchmaker.server.transcription_ask import TranscriptionAsk, check_language, read_transcription
-from batchmaker.server.transcriptions import Transcriber, Transcript
+from batchmaker.server.transcriptions import SOUND, PendingSound, Transcriber, Transcript
 from batchmaker.server.wav import Wav, read_wav
 
 _AHEAD: Final = 2
@@ -103,7 +102,9 @@ async def _deltas(service: Service, job: _Job) -> AsyncGenerator[str, None]:
     Few chunks are sent ahead, so that a long file takes its turns among others. If the model is unloaded, the rest is
     sent at once: the call was accepted as a whole.
     """
-    with service.connected(job.ask.model, None, job.sender, _PRIORITY) as (served, sequence):
+    with service.conversation():
+        served = service.repository.get(job.ask.model, None)
+        sequence = served.connect(job.sender, _PRIORITY, SOUND)
         transcript = Transcript(served, job.transcriber, sequence, _PARAMETERS)
         feeder = _Feeder(transcript, chain(transcript.chunks(job.wav.data, job.wav.encoding), transcript.rest()))
         served.connected.add(feeder.send_all)
@@ -114,6 +115,7 @@ async def _deltas(service: Service, job: _Job) -> AsyncGenerator[str, None]:
         finally:
             served.connected.discard(feeder.send_all)
             feeder.give_up()
+            sequence.close()
 
 
 @final
@@ -123,11 +125,11 @@ class _Feeder:
     def __init__(self, transcript: Transcript, chunks: Iterator[NDArray[np.float32]]) -> None:
         self._transcript = transcript
         self._chunks = chunks
-        self._begun: deque[Begun | ServiceError] = deque()
+        self._begun: deque[PendingSound | ServiceError] = deque()
         self._ended = False
         self.send_all: Callable[[], None] = lambda: self._send(math.inf)
 
-    def next(self) -> Begun | None:
+    def next(self) -> PendingSound | None:
         """Return the oldest chunk that the engine has; None at the end. Raises the ServiceError of one not taken."""
         self._send(_AHEAD)
         begun = self._begun.popleft() if self._begun else None
@@ -138,7 +140,7 @@ class _Feeder:
     def give_up(self) -> None:
         """Cancel what is not answered; a sequence that was finished is not closed once more."""
         for begun in self._begun:
-            if isinstance(begun, Begun):
+            if isinstance(begun, PendingSound):
                 begun.answer.cancel()
 
     def _send(self, most: float) -> None:
