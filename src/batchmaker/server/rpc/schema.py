@@ -40,7 +40,8 @@ _MESSAGES: Final[dict[str, str]] = {
     "ModelConfigResponse": "config: 1 ModelConfig",
     "ModelConfig": "name: 1 string; platform: 2 string; backend: 17 string; max_batch_size: 4 int32; "
     "input: 5 list ModelInput; output: 6 list ModelOutput; model_transaction_policy: 19 ModelTransactionPolicy; "
-    "parameters: 14 map ModelParameter",
+    "sequence_batching: 13 ModelSequenceBatching; parameters: 14 map ModelParameter",
+    "ModelSequenceBatching": "max_sequence_idle_microseconds: 1 uint64",
     "ModelInput": "name: 1 string; data_type: 2 DataType; dims: 4 list int64; optional: 8 bool",
     "ModelOutput": "name: 1 string; data_type: 2 DataType; dims: 3 list int64",
     "ModelTransactionPolicy": "decoupled: 1 bool",
