@@ -105,7 +105,7 @@ class _Transcription(msgspec.Struct, forbid_unknown_fields=True):
     languages: Any = None
 
 
-class _Input(msgspec.Struct, forbid_unknown_fields=True):
+class _SoundInput(msgspec.Struct, forbid_unknown_fields=True):
     format: _Format | None = None
     transcription: _Transcription | UnsetType | None = UNSET
     noise_reduction: Any = None
@@ -113,7 +113,7 @@ class _Input(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Audio(msgspec.Struct, forbid_unknown_fields=True):
-    input: _Input = msgspec.field(default_factory=_Input)
+    input: _SoundInput = msgspec.field(default_factory=_SoundInput)
 
 
 class _GaSession(msgspec.Struct, forbid_unknown_fields=True):

@@ -39,7 +39,7 @@ _PARAMETERS: Final[dict[str, Parameter]] = {"deadline_ms": 1e3 * DAY_S}
 """Of a file's chunks. A model's own deadline is for live ones."""
 
 
-class _Job(NamedTuple):
+class _FileJob(NamedTuple):
     """One file to be heard."""
 
     ask: TranscriptionAsk
@@ -63,7 +63,7 @@ def transcription_routes(site: Site) -> list[Route]:
             body, form = await held.read(request), request.headers.get("content-type")
             ask = read_transcription(await site.bodies.pieces.finish(read_form(body, form)))
             del body
-            job = _Job(ask, service.transcriber(ask.model), read_wav(ask.file), sender)
+            job = _FileJob(ask, service.transcriber(ask.model), read_wav(ask.file), sender)
             check_language(ask.language, job.transcriber.said, ask.model)
             job.transcriber.audio.check_rate(job.wav.rate, "the file")
             if ask.response_format == "verbose_json" and job.transcriber.said.language is None:
@@ -80,7 +80,7 @@ def transcription_routes(site: Site) -> list[Route]:
     return [Route("/v1/audio/transcriptions", Endpoint(transcribe), methods=["POST"])]
 
 
-def _answer(job: _Job, text: str) -> Response:
+def _answer(job: _FileJob, text: str) -> Response:
     if job.ask.response_format == "text":
         return PlainTextResponse(text)
     answer: dict[str, Any] = {"text": text, "usage": job.usage}
@@ -96,7 +96,7 @@ async def _joined(deltas: AsyncGenerator[str, None]) -> str:
         return "".join([delta async for delta in deltas])
 
 
-async def _deltas(service: Service, job: _Job) -> AsyncGenerator[str, None]:
+async def _deltas(service: Service, job: _FileJob) -> AsyncGenerator[str, None]:
     """Yield the pieces of the text, some of them empty. Closing it gives up what is not heard yet.
 
     Few chunks are sent ahead, so that a long file takes its turns among others. If the model is unloaded, the rest is
