@@ -29,7 +29,8 @@ from batchmaker.server.gate import key_in_protocols
 from batchmaker.server.limits import Limits
 from batchmaker.server.pieces import at_once
 from batchmaker.server.tensors import Tensor
-from batchmaker.server.transcriptions import Transcriber, Transcript, transcriber_of
+from batchmaker.server.transcript import Transcript
+from batchmaker.server.transcriptions import Transcriber, transcriber_of
 from batchmaker.server.wav import read_wav
 
 SAMPLES = TensorSpec("sound", "FP32", (-1,))

@@ -36,8 +36,9 @@ from batchmaker.server.request_body import HeldBytes
 from batchmaker.server.sender import Sender
 from batchmaker.server.sequences import ConnectedSequence
 from batchmaker.server.served_model import ServedModel
+from batchmaker.server.transcript import SOUND, PendingSound, Transcript
 from batchmaker.server.transcription_ask import check_language
-from batchmaker.server.transcriptions import SOUND, PendingSound, Transcriber, Transcript
+from batchmaker.server.transcriptions import Transcriber
 
 _LOOK_S: Final = 0.05
 """Seconds between two looks whether there is room for sound, where only others can make it."""

@@ -1,31 +1,17 @@
-"""Sound as text: what a model says of it, and what goes through one sequence."""
+"""What a model says of the text that it hears, checked against its tensors."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final, runtime_checkable
+from typing import Any, Protocol, final, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from batchmaker.engine import Answer
-from batchmaker.errors import BatchmakerError, ModelError
+from batchmaker.errors import ModelError
 from batchmaker.model.model import Model
-from batchmaker.server.audio import Audio, Encoding, in_rows, row_of
-from batchmaker.server.growing_text import GrowingText
+from batchmaker.server.audio import Audio, row_of
 from batchmaker.server.limits import Limits
-from batchmaker.server.messages import InferRequest, InferResponse, Parameter, WantedOutput
-from batchmaker.server.parameters import call_options
-from batchmaker.server.sequences import ConnectedSequence, Wording
 from batchmaker.server.signature import Signature, TensorSpec
-from batchmaker.server.tensors import Tensor, kind_of
-
-if TYPE_CHECKING:
-    from batchmaker.server.served_model import ServedModel
-
-_NOTHING: Final[NDArray[np.float32]] = np.zeros(0, np.float32)
+from batchmaker.server.tensors import kind_of
 
 
 @final
@@ -104,140 +90,3 @@ def transcriber_of(model: Model, signature: Signature, limits: Limits) -> Transc
     row = row_of(spec.shape)
     rows = min(max(1, round(said.chunk_s * audio.sample_rate / row)), limits.max_sequence)
     return Transcriber(said, audio, spec, outputs[0], rows * row)
-
-
-SOUND: Final = Wording("the rest of this sound is not heard", "sound is a sequence")
-
-
-class PendingSound(NamedTuple):
-    """A chunk of sound that the engine has. Times are in seconds, by `time.perf_counter`."""
-
-    request: InferRequest
-    answer: Answer
-    began_s: float
-    submitted_s: float
-
-
-@final
-class Transcript:
-    """The sound that goes through one sequence, and the text that comes out of it."""
-
-    def __init__(
-        self,
-        served: ServedModel,
-        transcriber: Transcriber,
-        sequence: ConnectedSequence,
-        parameters: dict[str, Parameter] | None = None,
-    ) -> None:
-        """parameters: of each chunk."""
-        self._served = served
-        self._transcriber = transcriber
-        self._sequence = sequence
-        self._parameters = parameters or {}
-        self._kept = _NOTHING  # less than a row
-        self._growing = None if transcriber.said.decode is None else GrowingText(transcriber.said.decode)
-        self._texts: list[str] = []
-        self._has_begun = False
-        self.num_samples = 0
-
-    @property
-    def text(self) -> str:
-        """All that is written so far."""
-        return "".join(self._texts)
-
-    @property
-    def seconds(self) -> float:
-        """How long the sound is that has come."""
-        return self.num_samples / self._transcriber.audio.sample_rate
-
-    def chunks(self, data: bytes | memoryview, encoding: Encoding) -> Iterator[NDArray[np.float32]]:
-        """Yield sound in chunks of whole rows; what is left of a row is kept for the next sound. INVALID as `samples`.
-
-        It is converted chunk by chunk, since sound may be long.
-        """
-        audio, size, width = self._transcriber.audio, self._transcriber.chunk_size, encoding.width
-        audio.check_whole(data, encoding)
-        self.num_samples += len(data) // width
-        at = 0
-        while at < len(data):
-            end = at + (size - len(self._kept)) * width
-            samples = audio.samples(data[at:end], encoding)
-            samples, at = np.concatenate([self._kept, samples]) if len(self._kept) else samples, end
-            whole = len(samples) // self._transcriber.row * self._transcriber.row
-            self._kept = samples[whole:].copy()
-            if whole:
-                yield samples[:whole]
-
-    def rest(self) -> Iterator[NDArray[np.float32]]:
-        """Yield the last row if it has begun, filled with silence."""
-        if len(self._kept):
-            row = np.zeros(self._transcriber.row, np.float32)
-            row[: len(self._kept)], self._kept = self._kept, _NOTHING
-            yield row
-
-    def begin(self, chunk: NDArray[np.float32]) -> PendingSound:
-        """Hand a chunk to the engine; `written` must follow. Raises ServiceError if it is refused."""
-        spec = self._transcriber.spec
-        self._has_begun = True
-        request = self._request((Tensor(spec.name, "FP32", in_rows(chunk, spec.shape)),))
-
-        def send() -> Answer:
-            options, data = self._served.read_chunk(request, self._sequence)
-            return self._served.port.submit(data, options, self._sequence.sequence)
-
-        return self._sent(request, send)
-
-    def begin_end(self) -> PendingSound | None:
-        """Tell the model that no chunk comes any more; None for a model that has kept nothing back. As `begin`."""
-        port, sequence = self._served.port, self._sequence.sequence
-        if not self._has_begun or not port.takes_last:
-            return None
-        request = self._request(())
-        return self._sent(request, lambda: port.finish(call_options(request.parameters), sequence))
-
-    def _sent(self, request: InferRequest, send: Callable[[], Answer]) -> PendingSound:
-        """Return a chunk that the engine has got. Raises ServiceError if it has not."""
-        began_s = time.perf_counter()
-        try:
-            answer = send()
-        except BatchmakerError as error:
-            fault = self._sequence.refused(self._served.fault_of(error))
-            self._served.count_refusal(fault)
-            raise fault from error
-        self._served.statistics.accepted += 1
-        self._served.statistics.accepted_chunks += 1
-        return PendingSound(request, answer, began_s, time.perf_counter())
-
-    def _request(self, inputs: tuple[Tensor, ...]) -> InferRequest:
-        return InferRequest(inputs, (WantedOutput(self._transcriber.output.name),), "", self._parameters)
-
-    async def written(self, sent: PendingSound) -> str:
-        """Return what a chunk adds to the text. Raises ServiceError if it has no result, which ends the sequence."""
-        served = self._served
-        try:
-            result = await sent.answer
-            answered_s = time.perf_counter()
-            response = served.response(sent.request, result)
-        except BatchmakerError as error:
-            raise self._sequence.failed(error, served.fault_of(error)) from error
-        ended_s, statistics = time.perf_counter(), served.statistics
-        statistics.first_response_s.add(answered_s - sent.began_s)
-        statistics.input_s += sent.submitted_s - sent.began_s
-        statistics.output_s += ended_s - answered_s
-        statistics.duration_s.add(ended_s - sent.began_s)
-        return self._add(response)
-
-    def ended(self) -> str:
-        """Return what is left of the text when no chunk comes any more, such as a character that is not whole."""
-        return self._keep("" if self._growing is None else self._growing.rest())
-
-    def _add(self, response: InferResponse) -> str:
-        values = response.outputs[0].data.reshape(-1).tolist()
-        if self._growing is None:
-            return self._keep("".join(value.decode(errors="replace") for value in values))
-        return self._keep(self._growing.add([int(token) for token in values]))
-
-    def _keep(self, text: str) -> str:
-        if text:
-            self._texts.append(text)
-        return text

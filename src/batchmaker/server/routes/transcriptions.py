@@ -25,8 +25,9 @@ from batchmaker.server.parts import Endpoint, Site, sender_of
 from batchmaker.server.request_body import unless_gone
 from batchmaker.server.sender import Sender
 from batchmaker.server.service import Service
+from batchmaker.server.transcript import SOUND, PendingSound, Transcript
 from batchmaker.server.transcription_ask import TranscriptionAsk, check_language, read_transcription
-from batchmaker.server.transcriptions import SOUND, PendingSound, Transcriber, Transcript
+from batchmaker.server.transcriptions import Transcriber
 from batchmaker.server.wav import Wav, read_wav
 
 _AHEAD: Final = 2
