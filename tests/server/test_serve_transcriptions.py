@@ -30,13 +30,8 @@ KEY = "0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def server(serve):
-    return serve(
-        SCRIBE,
-        f"taps={SCRIBE}:kind=taps",
-        f"mute={SCRIBE}:kind=mute",
-        f"late={SCRIBE}:kind=late",
-        "lstm:hidden=4,vocabulary_size=9",
-    )
+    kinds = [f"{kind}={SCRIBE}:kind={kind}" for kind in ("taps", "mute", "late", "counts")]
+    return serve(SCRIBE, *kinds, "lstm:hidden=4,vocabulary_size=9")
 
 
 @pytest.fixture(scope="module")
@@ -286,6 +281,21 @@ def test_live_sound_is_answered_while_long_files_are_heard(server, model):
 
     assert with_client(server, work) == [model.plain(floats(pcm))] * 5
     server.wait_for(lambda: server.metric("batchmaker_open_sequences", model="scribe") == 0)
+
+
+def test_a_model_may_write_texts_itself_and_be_told_of_the_end(server):
+    pcm = np.zeros(9000, np.int16)
+    assert transcribed(server, wav(pcm), model="counts").text == "4000 4000 1000 over"
+
+    async def work(client: openai.AsyncOpenAI) -> str:
+        async with client.realtime.connect(model="counts") as connection:
+            for size in (100, 4001):
+                await connection.input_audio_buffer.append(audio=base64_of(pcm[:size]))
+            await connection.input_audio_buffer.commit()
+            _, completed = await next_of(connection, "conversation.item.input_audio_transcription.completed")
+            return completed.transcript
+
+    assert with_client(server, work) == "100 4000 1 over"
 
 
 # --- live sound ------------------------------------------------------------------------------------------------------
