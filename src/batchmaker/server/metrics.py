@@ -54,7 +54,7 @@ _OWN: Final[dict[str, tuple[str, Callable[[ServedModel], float]]]] = {
         lambda m: m.statistics.missed,
     ),
     "batchmaker_sequences": ("Sequences begun", lambda m: m.sequences.num_begun),
-    "batchmaker_websockets": ("Sequences begun by WebSocket", lambda m: m.sequences.num_connected),
+    "batchmaker_websockets": ("Sequences without a name: WebSockets, and sound", lambda m: m.sequences.num_connected),
     "batchmaker_scheduler_seconds": ("Time of the scheduler", lambda m: m.port.stats.scheduler_s),
     "batchmaker_unfold_seconds": ("Time of unfold functions", lambda m: m.port.stats.unfold_s),
     "batchmaker_busy_seconds": ("Time in which workers computed", lambda m: m.port.stats.busy_s),
@@ -77,7 +77,7 @@ _STATES: Final[dict[str, tuple[str, Callable[[ServedModel], float]]]] = {
         lambda m: m.port.heartbeat.busy_for_s,
     ),
     "batchmaker_open_sequences": ("Sequences that hold rows", lambda m: m.port.num_sequences),
-    "batchmaker_open_websockets": ("Connections that are a sequence", lambda m: len(m.connected)),
+    "batchmaker_open_websockets": ("Connections that carry sequences", lambda m: len(m.connected)),
 }
 _HISTOGRAMS: Final[dict[str, tuple[str, Callable[[ServedModel], Histogram]]]] = {
     "batchmaker_request_duration_seconds": (
