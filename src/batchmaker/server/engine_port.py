@@ -14,7 +14,6 @@ from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.sequence import Sequence
 from batchmaker.model.model import Model
-from batchmaker.model.unfolding import takes_last
 from batchmaker.server.parameters import CallOptions
 
 
@@ -105,15 +104,6 @@ class EnginePort:
         deadline_ms, priority = options.deadline_ms, options.priority
         return _values(self._engine.submit(request, deadline_ms=deadline_ms, priority=priority, stream=True))
 
-    def finish(self, options: CallOptions, sequence: Sequence) -> Answer:
-        """Submit the end of a sequence without a chunk; see Sequence.finish. Otherwise as `submit`."""
-        return sequence.finish(deadline_ms=options.deadline_ms)
-
-    @property
-    def takes_last(self) -> bool:
-        """Whether the model is told the end of a sequence, and may have a result then."""
-        return takes_last(type(self._model))
-
     @property
     def takes_sequences(self) -> bool:
         """Whether requests may be chunks of sequences."""
@@ -122,6 +112,12 @@ class EnginePort:
     def open_sequence(self, priority: int, idle_s: float) -> Sequence:
         """Begin a sequence, which ends when closed, or idle for `idle_s`. Raises as Engine.open_sequence does."""
         return self._engine.open_sequence(priority=priority, idle_timeout_s=idle_s)
+
+    @staticmethod
+    def finish(sequence: Sequence, chunk: Any, deadline_ms: float | None) -> tuple[Answer, bool]:
+        """Submit the last chunk, None for none; return its answer, and whether it counts as a request."""
+        counted = chunk is not None or sequence.takes_last
+        return sequence.finish(chunk, deadline_ms=deadline_ms), counted
 
     @property
     def num_sequences(self) -> int:

@@ -104,11 +104,11 @@ class Transcript:
 
     def begin_end(self) -> PendingSound | None:
         """Tell the model that no chunk comes any more; None for a model that has kept nothing back. As `begin`."""
-        port, sequence = self._served.port, self._sequence.sequence
-        if not self._has_begun or not port.takes_last:
+        port, sequence, request = self._served.port, self._sequence.sequence, self._request(())
+        if not self._has_begun or not sequence.takes_last:
             return None
-        request = self._request(())
-        return self._sent(request, lambda: port.finish(call_options(request.parameters), sequence))
+        deadline_ms = call_options(request.parameters).deadline_ms
+        return self._sent(request, lambda: port.finish(sequence, None, deadline_ms)[0])
 
     def _sent(self, request: InferRequest, send: Callable[[], Answer]) -> PendingSound:
         """Return a chunk that the engine has got. Raises ServiceError if it has not."""
