@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import itertools
 import json
 import re
+import shlex
 import signal
 import struct
 import wave
@@ -18,6 +20,7 @@ import numpy as np
 import openai
 import pytest
 import scribe
+import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from server_process import LIMIT_S
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -31,7 +34,7 @@ KEY = "0123456789abcdef"
 @pytest.fixture(scope="module")
 def server(serve):
     kinds = [f"{kind}={SCRIBE}:kind={kind}" for kind in ("taps", "mute", "late", "counts")]
-    return serve(SCRIBE, *kinds, "lstm:hidden=4,vocabulary_size=9")
+    return serve(SCRIBE, *kinds, "lstm:hidden=4,vocabulary_size=9", "--grpc-port", 0)
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +299,24 @@ def test_a_model_may_write_texts_itself_and_be_told_of_the_end(server):
             return completed.transcript
 
     assert with_client(server, work) == "100 4000 1 over"
+
+
+@pytest.mark.parametrize("page", ["docs/live-audio.md", "examples/transducer/README.md"])
+def test_the_curl_examples_of_the_docs_are_answered(server, model, page):
+    """Sent without curl, which not every machine has."""
+    pcm = sound(0.3, seed=30)
+    text = (Path(__file__).resolve().parents[2] / page).read_text("utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("curl") and PATH in line]
+    assert len(lines) == 2
+    for line in lines:
+        words = shlex.split(line)
+        fields = dict(word.split("=", 1) for before, word in itertools.pairwise(words) if before == "-F")
+        assert (fields.pop("model"), fields.pop("file")) == ("transducer", "@said.wav")
+        body, kind = form(wav(pcm), model="scribe", **fields)
+        assert f"localhost:8000{PATH}" in words
+        answer = server.call("POST", PATH, body, Content_Type=kind)
+        assert (line, answer.status) == (line, 200)
+        assert model.plain(floats(pcm)).encode() in answer.content
 
 
 # --- live sound ------------------------------------------------------------------------------------------------------
@@ -569,6 +590,21 @@ def test_tensors_of_int16_are_sound_too(server, model):
     tensor = {"name": "audio", "shape": rows.shape, "datatype": "INT16", "data": rows.tolist()}
     answer = server.post("/v2/models/scribe/infer", {"inputs": [tensor]}).json
     assert scribe.letters(answer["outputs"][0]["data"]) == model.plain(floats(pcm))
+
+
+def test_a_sequence_of_int16_over_grpc_is_sound(server, model):
+    pcm = sound(0.6, seed=22)
+    heard = ""
+    with triton.InferenceServerClient(server.grpc_address) as client:
+        for at in range(0, len(pcm), 10 * scribe.ROW):
+            rows = pcm[at : at + 10 * scribe.ROW].reshape(-1, scribe.ROW)
+            tensor = triton.InferInput("audio", rows.shape, "INT16")
+            tensor.set_data_from_numpy(rows)
+            answer = client.infer(
+                "scribe", [tensor], sequence_id=9, sequence_start=at == 0, sequence_end=at + rows.size == len(pcm)
+            )
+            heard += scribe.letters(answer.as_numpy("symbols"))
+    assert heard == model.plain(floats(pcm))
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------
