@@ -204,6 +204,7 @@ def test_a_model_that_writes_tokens_or_texts_is_a_transcriber():
             Signature((SAMPLES, TensorSpec("who", "INT64", (1,))), (LOUD,), audio=Audio(8000, input="sound")),
             "the inputs who must be optional",
         ),
+        (Hearing(TOKENS), Signature((SAMPLES,), (LOUD,), audio=Audio(8000), decode=min), "has no `decode`"),
         (Hearing(TOKENS), Signature((SAMPLES,), (TEXT,), audio=Audio(8000)), "must be new tokens"),
         (Hearing(Transcriptions()), AUDIBLE, "must be a text"),
         (Hearing(TOKENS), Signature((SAMPLES,), (LOUD, LOUD), audio=Audio(8000)), "name it if there are others"),

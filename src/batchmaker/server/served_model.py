@@ -275,7 +275,7 @@ class ServedModel:
     def _outputs(self, result: Any, request: InferRequest) -> tuple[Tensor, ...]:
         """Return the requested outputs. ValueError if the model's `decode` raises."""
         if self.signature.decode is not None:
-            given = self.signature.to_request(request.inputs, self._limits) if request.inputs else None  # at its end
+            given = self.signature.to_request(request.inputs, self._limits)
             try:
                 result = self.signature.decode(result, given)
             except Exception as error:

@@ -81,6 +81,8 @@ def transcriber_of(model: Model, signature: Signature, limits: Limits) -> Transc
     if others or not model.takes_chunks:
         wrong = f"the inputs {', '.join(others)} must be optional" if others else "it needs an unfold_chunk"
         raise ModelError(f"{needs} {wrong}: sound goes through a sequence, with nothing beside it")
+    if signature.decode is not None:
+        raise ModelError(f"{needs} its signature has no `decode`: Transcriptions(decode=...) makes the text")
     outputs = [out for out in signature.outputs if said.output in (None, out.name)]
     kind = "O" if said.decode is None else "i"
     if len(outputs) != 1 or kind_of(outputs[0].datatype) != kind or len(outputs[0].shape) != 1:
