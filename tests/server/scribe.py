@@ -65,6 +65,13 @@ class Scribe(bm.Model):
         return letters(self.rnnt.batched([frames_of(rows)])[0])
 
 
+class AnyRate(Scribe):
+    """The same, for sound of any rate."""
+
+    def serving_transcriptions(self) -> Transcriptions:
+        return Transcriptions(decode=letters, chunk_s=0.2, resample=True)
+
+
 class Loudness(nn.Module):
     """(sample) -> (1 for a loud sample, 0 else, and -1 for one that cannot be heard)."""
 
@@ -128,5 +135,5 @@ class Counts(Taps):
 
 
 def build(*, kind: str = "scribe") -> bm.Model:
-    kinds = {"scribe": Scribe, "late": LateTaps, "counts": Counts}
+    kinds = {"scribe": Scribe, "any": AnyRate, "late": LateTaps, "counts": Counts}
     return kinds[kind]() if kind in kinds else Taps(kind)

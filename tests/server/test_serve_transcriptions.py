@@ -26,6 +26,8 @@ from server_process import LIMIT_S
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from batchmaker.server.resampling import Resampler
+
 SCRIBE = Path(__file__).with_name("scribe.py")
 PATH = "/v1/audio/transcriptions"
 KEY = "0123456789abcdef"
@@ -33,7 +35,7 @@ KEY = "0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def server(serve):
-    kinds = [f"{kind}={SCRIBE}:kind={kind}" for kind in ("taps", "mute", "late", "counts")]
+    kinds = [f"{kind}={SCRIBE}:kind={kind}" for kind in ("taps", "mute", "late", "counts", "any")]
     return serve(SCRIBE, *kinds, "lstm:hidden=4,vocabulary_size=9", "--grpc-port", 0)
 
 
@@ -409,6 +411,46 @@ def test_the_older_form_of_an_update_is_taken_too(server):
             _, updated = await next_of(connection, "transcription_session.updated")
             assert updated.session["input_audio_format"] == "g711_ulaw"
             assert updated.session["input_audio_transcription"] == {"model": "scribe"}
+
+    with_client(server, work)
+
+
+def resampled(pcm: NDArray[np.int16], rate: int) -> NDArray[np.float32]:
+    resampler = Resampler(rate, scribe.RATE)
+    return np.concatenate([resampler.feed(floats(pcm)), resampler.rest()])
+
+
+def test_sound_of_another_rate_is_resampled_where_the_model_says_so(server, model):
+    pcm = sound(3.0, seed=40)  # played three times as fast at 24000 Hz
+    text = model.plain(resampled(pcm, 24000))
+    assert len(text) > 2
+    answer = transcribed(server, wav(pcm, rate=24000), model="any")
+    assert answer.text == text
+    assert answer.usage.seconds == pytest.approx(1.0)
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        async with client.realtime.connect(model="any") as connection:
+            _, created = await next_of(connection, "session.created")
+            assert created.session.audio.input.format.to_dict() == {"type": "audio/pcm", "rate": 24000}
+            for piece in pieces(pcm, 1001):
+                await connection.input_audio_buffer.append(audio=base64_of(piece))
+            await set_rate(connection, scribe.RATE)
+            assert "cannot change within an utterance" in (await first_error(connection))[1].error.message
+            await connection.input_audio_buffer.commit()
+            await next_of(connection, "input_audio_buffer.committed")
+            _, completed = await next_of(connection, "conversation.item.input_audio_transcription.completed")
+            assert completed.transcript == text
+            assert completed.usage.seconds == pytest.approx(1.0)
+            await set_rate(connection, scribe.RATE)
+            await next_of(connection, "session.updated")
+            await connection.input_audio_buffer.append(audio=base64_of(pcm))
+            await connection.input_audio_buffer.commit()
+            _, completed = await next_of(connection, "conversation.item.input_audio_transcription.completed")
+            assert completed.transcript == model.plain(floats(pcm))
+
+    async def set_rate(connection: Any, rate: int) -> None:
+        sound_of = {"input": {"format": {"type": "audio/pcm", "rate": rate}}}
+        await connection.session.update(session={"type": "transcription", "audio": sound_of})
 
     with_client(server, work)
 

@@ -28,6 +28,7 @@ from batchmaker.server.form_body import read_form
 from batchmaker.server.gate import key_in_protocols
 from batchmaker.server.limits import Limits
 from batchmaker.server.pieces import at_once
+from batchmaker.server.resampling import PASSBAND, STOPBAND_DB, Resampler
 from batchmaker.server.tensors import Tensor
 from batchmaker.server.transcript import Transcript
 from batchmaker.server.transcriptions import Transcriber, transcriber_of
@@ -228,7 +229,7 @@ def test_sound_in_whatever_pieces_becomes_the_same_rows(sizes, row, rows):
     transcript = Transcript(SimpleNamespace(), transcriber, SimpleNamespace())  # type: ignore[arg-type]
     pcm = np.arange(1, sum(sizes) + 1, dtype="<i2")
     cuts = np.split(pcm, np.cumsum(sizes)[:-1]) if sizes else []
-    chunks = [chunk for cut in cuts for chunk in transcript.chunks(cut.tobytes(), PCM16)]
+    chunks = [chunk for cut in cuts for chunk in transcript.chunks(cut.tobytes(), PCM16, 8000)]
     chunks += transcript.rest()
     assert all(len(chunk) % row == 0 and 0 < len(chunk) <= rows * row for chunk in chunks)
     heard = np.concatenate([np.zeros(0, np.float32), *chunks])
@@ -236,6 +237,54 @@ def test_sound_in_whatever_pieces_becomes_the_same_rows(sizes, row, rows):
     np.testing.assert_array_equal(heard, padded / 32768)
     assert transcript.seconds == len(pcm) / 8000
     assert list(transcript.rest()) == []
+
+
+# --- resampling ------------------------------------------------------------------------------------------------------
+
+RATES = [(24000, 16000), (8000, 16000), (48000, 16000), (44100, 16000), (24000, 8000), (16000, 24000), (11025, 8000)]
+
+
+def resampled(sound: Any, rate: int, wanted: int, cuts: Any = ()) -> Any:
+    resampler = Resampler(rate, wanted)
+    parts = [resampler.feed(part) for part in np.split(sound.astype(np.float32), sorted(cuts))]
+    return np.concatenate([*parts, resampler.rest()])
+
+
+@pytest.mark.parametrize(("rate", "wanted"), RATES)
+def test_a_tone_of_one_rate_is_the_same_tone_of_another(rate, wanted):
+    for part in (0.0, 0.1, 0.5, PASSBAND):
+        hz = part * min(rate, wanted) / 2
+        heard = resampled(np.cos(2 * np.pi * hz * np.arange(rate) / rate + 0.3), rate, wanted)
+        assert len(heard) == wanted
+        inner = slice(wanted // 10, -wanted // 10)  # the sound begins and ends at once, so its ends are blurred
+        expected = np.cos(2 * np.pi * hz * np.arange(wanted) / wanted + 0.3)
+        np.testing.assert_allclose(heard[inner], expected[inner], atol=3e-4)
+
+
+@pytest.mark.parametrize(("rate", "wanted"), [(rate, wanted) for rate, wanted in RATES if rate > wanted])
+def test_what_the_lower_rate_cannot_have_is_left_out(rate, wanted):
+    for hz in (wanted / 2 * 1.001, wanted / 2 * 1.05, rate / 2 * 0.99):
+        heard = resampled(np.cos(2 * np.pi * hz * np.arange(rate) / rate), rate, wanted)
+        inner = heard[wanted // 10 : -wanted // 10]
+        assert 20 * np.log10(np.abs(inner).max()) < -STOPBAND_DB + 1
+
+
+@settings(max_examples=100)
+@given(
+    rates=st.sampled_from(RATES),
+    length=st.integers(0, 3000),
+    cuts=st.lists(st.integers(0, 3000), max_size=8),
+)
+def test_pieces_of_sound_are_resampled_as_the_whole(rates, length, cuts):
+    sound = np.random.default_rng(length).standard_normal(length)
+    whole, pieces = resampled(sound, *rates), resampled(sound, *rates, [min(cut, length) for cut in cuts])
+    assert len(whole) == -(-length * rates[1] // rates[0])
+    np.testing.assert_allclose(pieces, whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rate", [1, 15_999, 1_000_003, 4_000_000_000])
+def test_rates_that_would_need_a_huge_filter_are_refused(rate):
+    assert f"sound of {rate} Hz cannot be made one of 16000 Hz" in refused(lambda: Resampler(rate, 16000))
 
 
 # --- WAV files -------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class Audio:
 
     Clients may then send it as PCM of 16 bits, little-endian, or as G.711 mu-law, and the model gets float32.
 
-    - sample_rate: samples a second. Sound of another rate is refused; nothing is resampled.
+    - sample_rate: samples a second. Sound of another rate is refused, but by Transcriptions(resample=True).
     - scale: a sample in the model's input for one step of 16 bits. 1/32768 for samples from -1 to 1; 1 for those of
       Kaldi's kind, from -32768 to 32767.
     - input: the name of the input; None for the only one. It is of floats, and one dimension varies: samples [n], or
@@ -75,11 +75,9 @@ class Audio:
                 "sent; the server does not"
             )
 
-    def encoding(self, name: str, rate: int | None = None, known: Mapping[str, Encoding] = ENCODINGS) -> Encoding:
+    def encoding(self, name: str, rate: int | None = None) -> Encoding:
         """Return the encoding of this name. rate: of the sound, if the client says so. INVALID if it does not fit."""
-        found = known.get(name)
-        if found is None:
-            raise invalid(str(unknown_name("encoding of sound", name[:32], known)))
+        found = named_encoding(name, ENCODINGS)
         if rate is None:
             rate = found.rate
         if rate is not None:
@@ -111,6 +109,13 @@ class Audio:
 def _scaled(values: NDArray[Any], scale: float) -> NDArray[np.float32]:
     scaled: NDArray[np.float32] = np.multiply(values, np.float32(scale), dtype=np.float32)
     return scaled
+
+
+def named_encoding(name: str, known: Mapping[str, Encoding]) -> Encoding:
+    """Return the encoding of this name. INVALID for none of the known ones."""
+    if name not in known:
+        raise invalid(str(unknown_name("encoding of sound", name[:32], known)))
+    return known[name]
 
 
 def in_rows(samples: NDArray[np.float32], shape: Sequence[int]) -> NDArray[np.float32]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.types import Receive, Send
 
-from batchmaker.server.audio import PCM16, Encoding
+from batchmaker.server.audio import PCM16, Encoding, named_encoding
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.parts import Site
 from batchmaker.server.realtime_events import (
@@ -20,6 +20,7 @@ from batchmaker.server.realtime_events import (
     ClearAudio,
     CommitAudio,
     RefusedEvent,
+    SessionChange,
     SessionView,
     UpdateSession,
     UpdateTranscriptionSession,
@@ -132,6 +133,7 @@ class RealtimeSession:
         self._stopping = self._over = False
         self._patience: asyncio.Timeout | None = None
         self._model = None if model is None else self._named(model)
+        self._rate = 0 if self._model is None else self._model.transcriber.usual_rate
         self._item = None if self._model is None else self._begin_item(self._model)
 
     def _named(self, name: str) -> _Named:
@@ -243,7 +245,7 @@ class RealtimeSession:
             item = self._item
             if item is None:
                 item = self._item = self._begin_item(self._model)
-            for chunk in item.transcript.chunks(sound, self._encoding):
+            for chunk in item.transcript.chunks(sound, self._encoding, self._rate):
                 await self._room_ahead()
                 if item.over:  # its failure was said; the next sound begins another
                     break
@@ -320,21 +322,29 @@ class RealtimeSession:
             raise invalid(f"the model of this session is {model.name[:64]!r}; connect anew for another")
         if model is None and (change.language is not None or change.format is not None):
             raise invalid("name the model in the same event or before, as audio.input.transcription.model")
-        encoding = self._encoding
         if model is not None:
             check_language(change.language, model.transcriber.said, model.name)
-            if change.format is not None:
-                encoding = model.transcriber.audio.encoding(change.format, change.rate, change.formats)
-        if model is not None and self._model is None:
-            model.served.connected.add(self._stop)
-        self._model, self._encoding, self._language = model, encoding, change.language or self._language
+            self._take_format(change, model.transcriber)
+            if self._model is None:
+                model.served.connected.add(self._stop)
+        self._model, self._language = model, change.language or self._language
         view = self._view()
         self._say(view.beta_event() if change.beta else view.event("session.updated"))
 
+    def _take_format(self, change: SessionChange, transcriber: Transcriber) -> None:
+        """Set the format of the sound that comes, if it can be taken."""
+        encoding, rate = self._encoding, self._rate or transcriber.usual_rate
+        if change.format is not None:
+            encoding = named_encoding(change.format, change.formats)
+            rate = change.rate or encoding.rate or transcriber.usual_rate
+            transcriber.check_rate(rate, change.format)
+        if rate != self._rate and self._item is not None and self._item.transcript.num_samples:
+            raise invalid("the rate of the sound cannot change within an utterance: commit or clear it first")
+        self._encoding, self._rate = encoding, rate
+
     def _view(self) -> SessionView:
-        model = self._model
-        name, rate = (None, None) if model is None else (model.name, model.transcriber.audio.sample_rate)
-        return SessionView(f"sess_{self._id}", name, self._language, self._encoding, rate)
+        name = None if self._model is None else self._model.name
+        return SessionView(f"sess_{self._id}", name, self._language, self._encoding, self._rate or None)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

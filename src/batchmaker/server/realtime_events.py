@@ -192,7 +192,7 @@ def _refuse(given: dict[str, Any]) -> None:
 
 
 class SessionView(NamedTuple):
-    """The session as clients see it. model: None while it is not known. rate: the model's."""
+    """The session as clients see it. model, rate: None while they are not known."""
 
     id: str
     model: str | None

@@ -15,6 +15,7 @@ from batchmaker.server.audio import Encoding, in_rows
 from batchmaker.server.growing_text import GrowingText
 from batchmaker.server.messages import InferRequest, InferResponse, Parameter, WantedOutput
 from batchmaker.server.parameters import call_options
+from batchmaker.server.resampling import Resampler
 from batchmaker.server.sequences import ConnectedSequence, Wording
 from batchmaker.server.served_model import ServedModel
 from batchmaker.server.tensors import Tensor
@@ -52,7 +53,9 @@ class Transcript:
         self._kept = _NOTHING  # less than a row
         self._growing = None if transcriber.said.decode is None else GrowingText(transcriber.said.decode)
         self._texts: list[str] = []
+        self._resampler: Resampler | None = None
         self._has_begun = False
+        self._rate = transcriber.audio.sample_rate
         self.num_samples = 0
 
     @property
@@ -63,32 +66,43 @@ class Transcript:
     @property
     def seconds(self) -> float:
         """How long the sound is that has come."""
-        return self.num_samples / self._transcriber.audio.sample_rate
+        return self.num_samples / self._rate
 
-    def chunks(self, data: bytes | memoryview, encoding: Encoding) -> Iterator[NDArray[np.float32]]:
+    def chunks(self, data: bytes | memoryview, encoding: Encoding, rate: int) -> Iterator[NDArray[np.float32]]:
         """Yield sound in chunks of whole rows; what is left of a row is kept for the next sound. INVALID as `samples`.
 
-        It is converted chunk by chunk, since sound may be long.
+        rate: samples a second; the same for all sound of the sequence. It is converted chunk by chunk, since sound may
+        be long.
         """
         audio, size, width = self._transcriber.audio, self._transcriber.chunk_size, encoding.width
         audio.check_whole(data, encoding)
+        if rate != audio.sample_rate and self._resampler is None:
+            self._resampler = Resampler(rate, audio.sample_rate)
+        self._rate = rate
         self.num_samples += len(data) // width
         at = 0
         while at < len(data):
             end = at + (size - len(self._kept)) * width
-            samples = audio.samples(data[at:end], encoding)
-            samples, at = np.concatenate([self._kept, samples]) if len(self._kept) else samples, end
-            whole = len(samples) // self._transcriber.row * self._transcriber.row
-            self._kept = samples[whole:].copy()
-            if whole:
-                yield samples[:whole]
+            samples, at = audio.samples(data[at:end], encoding), end
+            yield from self._rows(samples if self._resampler is None else self._resampler.feed(samples))
 
     def rest(self) -> Iterator[NDArray[np.float32]]:
-        """Yield the last row if it has begun, filled with silence."""
+        """Yield what is left: the last row is filled with silence."""
+        if self._resampler is not None:
+            yield from self._rows(self._resampler.rest())
         if len(self._kept):
             row = np.zeros(self._transcriber.row, np.float32)
             row[: len(self._kept)], self._kept = self._kept, _NOTHING
             yield row
+
+    def _rows(self, samples: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+        """Yield what is kept and these samples in whole rows, a chunk at most at a time; keep the rest."""
+        samples = np.concatenate([self._kept, samples]) if len(self._kept) else samples
+        size, row = self._transcriber.chunk_size, self._transcriber.row
+        whole = len(samples) // row * row
+        self._kept = samples[whole:].copy()
+        for at in range(0, whole, size):
+            yield samples[at : min(at + size, whole)]
 
     def begin(self, chunk: NDArray[np.float32]) -> PendingSound:
         """Hand a chunk to the engine; `written` must follow. Raises ServiceError if it is refused."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, Final, Protocol, final, runtime_checkable
 
 from batchmaker.errors import ModelError
 from batchmaker.model.model import Model
 from batchmaker.server.audio import Audio, row_of
 from batchmaker.server.limits import Limits
+from batchmaker.server.resampling import Resampler
 from batchmaker.server.signature import Signature, TensorSpec
 from batchmaker.server.tensors import kind_of
+
+_OPENAI_RATE: Final = 24_000
+"""Of PCM in OpenAI's realtime API."""
 
 
 @final
@@ -27,6 +31,9 @@ class Transcriptions:
     - output: the name of the output; None for the only one.
     - chunk_s: seconds of sound in a chunk of a file, and at most in a chunk of live sound.
     - language: of the text, as in ISO 639-1, if it has one.
+    - resample: whether sound of another rate than the model's is taken, and made sound of that rate (by a low-pass
+      filter, see `resampling`); otherwise it is refused. Live PCM is then taken to be of 24000 Hz, as in OpenAI's API,
+      if its client says nothing.
 
     decode is called in the server's own thread, so it must be fast.
     """
@@ -35,6 +42,7 @@ class Transcriptions:
     output: str | None = None
     chunk_s: float = 1.0
     language: str | None = None
+    resample: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.chunk_s <= 3600.0:
@@ -58,6 +66,18 @@ class Transcriber:
     spec: TensorSpec
     output: TensorSpec
     chunk_size: int
+
+    @property
+    def usual_rate(self) -> int:
+        """Samples a second of live PCM if nothing is said."""
+        return _OPENAI_RATE if self.said.resample else self.audio.sample_rate
+
+    def check_rate(self, rate: int, what: str) -> None:
+        """Raise INVALID for sound of a rate that is not taken. what: the sound."""
+        if self.said.resample and rate > 0:
+            Resampler(rate, self.audio.sample_rate)
+        else:
+            self.audio.check_rate(rate, what)
 
     @property
     def row(self) -> int:

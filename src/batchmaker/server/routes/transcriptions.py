@@ -66,7 +66,7 @@ def transcription_routes(site: Site) -> list[Route]:
             del body
             job = _FileJob(ask, service.transcriber(ask.model), read_wav(ask.file), sender)
             check_language(ask.language, job.transcriber.said, ask.model)
-            job.transcriber.audio.check_rate(job.wav.rate, "the file")
+            job.transcriber.check_rate(job.wav.rate, "the file")
             if ask.response_format == "verbose_json" and job.transcriber.said.language is None:
                 raise invalid(
                     f"response_format verbose_json names the language of the text, and the model {ask.model[:64]!r} "
@@ -107,7 +107,8 @@ async def _deltas(service: Service, job: _FileJob) -> AsyncGenerator[str, None]:
         served = service.repository.get(job.ask.model, None)
         sequence = served.connect(job.sender, _PRIORITY, SOUND)
         transcript = Transcript(served, job.transcriber, sequence, _PARAMETERS)
-        feeder = _Feeder(transcript, chain(transcript.chunks(job.wav.data, job.wav.encoding), transcript.rest()))
+        sound = transcript.chunks(job.wav.data, job.wav.encoding, job.wav.rate)
+        feeder = _Feeder(transcript, chain(sound, transcript.rest()))
         served.connected.add(feeder.send_all)
         try:
             while (begun := feeder.next()) is not None:
