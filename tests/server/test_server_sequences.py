@@ -33,7 +33,7 @@ class Port:
     def open_sequence(self, priority, idle_s):
         entry = self.sequences.make(idle_s)
         self.sequences.open(entry)
-        return Sequence(entry, SimpleNamespace(send=lambda call: call()), None, None)
+        return Sequence(entry, SimpleNamespace(send=lambda call: call()), None, None, lambda: "")
 
     def pass_time(self, seconds):
         self.sequences.expire(self.clock.advance(seconds))
