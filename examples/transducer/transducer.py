@@ -6,13 +6,14 @@ frame after frame and writes the symbols while it hears. Each stream is a sequen
 come, and the states of encoder and predictor stay in the engine.
 
     python examples/transducer/transducer.py            # train, then serve streams that arrive in real time
-    batchmaker serve examples/transducer/transducer.py  # train, then serve streams by WebSocket
+    batchmaker serve examples/transducer/transducer.py  # train, then serve files and live sound
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+import wave
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import batchmaker as bm
-from batchmaker.server import Signature, TensorSpec
+from batchmaker.server import Audio, Signature, TensorSpec, Transcriptions
 
 BANDS = 16
 SYMBOLS = 20
@@ -35,6 +36,16 @@ KNOWN_AFTER = 4
 """Frames of a symbol after which the network is taught to write it. The shortest symbols have six."""
 
 FRAME_S = 0.01
+RATE = 8000
+"""Samples a second, and so FRAME of them in a frame."""
+
+FRAME = 80
+TONES = 2 * np.arange(1, BANDS + 1)
+"""The waves in a frame of the tone of each band, which is 200 Hz wide."""
+
+QUIET = 1 / 64
+"""The amplitude of a tone whose band is 0."""
+
 MOST = 3
 """Most symbols at one frame."""
 
@@ -77,6 +88,19 @@ class Voice:
             n += pause + length
         clean = np.concatenate([*parts, np.zeros((3, BANDS))])
         return Utterance((clean + noise * draw.normal(size=clean.shape)).astype(np.float32), symbols, heard_at)
+
+
+def sound_of(frames: Frames) -> NDArray[np.int16]:
+    """Return how frames [n, BANDS] sound, [FRAME * n], as PCM of 16 bits: a tone for each band."""
+    waves = np.sin(2 * np.pi * TONES[:, None] * np.arange(FRAME) / FRAME)
+    sound = (QUIET * np.exp(frames / 2) @ waves).reshape(-1)
+    return np.clip(np.rint(32768 * sound), -32768, 32767).astype(np.int16)
+
+
+def frames_of(sound: NDArray[np.float32]) -> Frames:
+    """Return the frames [n, BANDS] of sound from -1 to 1, [n, FRAME]: the logarithm of the energy in each band."""
+    amplitudes = np.abs(np.fft.rfft(sound)[:, TONES]) * (2 / FRAME)
+    return (2 * np.log(np.maximum(amplitudes, 1e-4) / QUIET)).astype(np.float32)
 
 
 # --- the network -----------------------------------------------------------------------------------------------------
@@ -173,9 +197,17 @@ class Transducer(bm.Model):
         return last.symbol.steps, (encoder, (last.h, last.c))
 
     def serving_signature(self) -> Signature:
-        """A client sends frames and gets symbols."""
-        frames, symbols = TensorSpec("frames", "FP32", (-1, BANDS)), TensorSpec("symbols", "INT64", (-1,))
-        return Signature((frames,), (symbols,), request="value", stream="elements")
+        """A client sends sound, in rows of a frame, and gets symbols."""
+        sound, symbols = TensorSpec("sound", "FP32", (-1, FRAME)), TensorSpec("symbols", "INT64", (-1,))
+        return Signature((sound,), (symbols,), request="value", stream="elements", encode=frames_of)
+
+    def serving_audio(self) -> Audio:
+        """The sound may come as PCM of 16 bits or mu-law."""
+        return Audio(RATE)
+
+    def serving_transcriptions(self) -> Transcriptions:
+        """Clients of OpenAI's API get the symbols as letters."""
+        return Transcriptions(decode=letters)
 
 
 @torch.no_grad()
@@ -258,9 +290,9 @@ def trained(steps: int = 1200, hidden: int = 64, seed: int = 0) -> Network:
     return network.eval()
 
 
-def build() -> Transducer:
+def build(*, steps: int = 1200) -> Transducer:
     """Return the trained model, for `batchmaker serve`."""
-    return Transducer(trained())
+    return Transducer(trained(steps))
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------
@@ -342,6 +374,15 @@ def letters(symbols: Sequence[int]) -> str:
     return "".join(chr(ord("a") + symbol - 1) for symbol in symbols)
 
 
+def write_wav(path: str, one: Utterance) -> None:
+    """Write how an utterance sounds."""
+    with wave.open(path, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        file.writeframes(sound_of(one.frames).astype("<i2").tobytes())
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, hear one by one, hear live, and print what counts."""
     parser = argparse.ArgumentParser(description="Trains a small transducer and serves live streams of it.")
@@ -353,7 +394,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--noise", type=float, default=0.5, help="standard deviation of the noise in the streams")
     parser.add_argument("--speed", type=float, default=1.0, help="how much faster than real time chunks come")
     parser.add_argument("--show", type=int, default=2, help="streams whose hypotheses are printed")
+    parser.add_argument("--wav", help="write an utterance to this WAV file, say what is in it, and end")
     given = parser.parse_args(arguments)
+    if given.wav is not None:
+        one = Voice().say(np.random.default_rng(1), given.symbols, given.noise)
+        write_wav(given.wav, one)
+        print(letters(one.symbols))
+        return
     torch.set_num_threads(1)
     network = trained(given.steps, given.hidden)
     draw = np.random.default_rng(1)  # other utterances than in training

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad
 
 import batchmaker as bm
-from batchmaker.server import Signature, TensorSpec
+from batchmaker.server import Audio, Signature, TensorSpec
 
 RATE = 16_000
 FRAME = 512
@@ -94,6 +94,10 @@ class VoiceActivity(bm.Model):
         """A client sends frames and gets probabilities."""
         frames, speech = TensorSpec("frames", "FP32", (-1, FRAME)), TensorSpec("speech", "FP32", (-1,))
         return Signature((frames,), (speech,), request="value", stream="elements")
+
+    def serving_audio(self) -> Audio:
+        """The sound may come as PCM of 16 bits too."""
+        return Audio(RATE)
 
 
 def build() -> VoiceActivity:

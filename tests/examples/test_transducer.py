@@ -14,6 +14,11 @@ import pytest
 import torch
 
 import batchmaker as bm
+from batchmaker.server.derive import signature_of
+from batchmaker.server.limits import Limits
+from batchmaker.server.tensors import Tensor
+from batchmaker.server.transcriptions import transcriber_of
+from batchmaker.server.wav import read_wav
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "transducer"
 
@@ -46,6 +51,11 @@ def talkative(example) -> Any:
 def said(example: Any, count: int, symbols: int = 5) -> list[Any]:
     draw = np.random.default_rng(0)
     return [example.Voice().say(draw, symbols, 0.5) for _ in range(count)]
+
+
+def floats(example: Any, pcm: Any) -> Any:
+    """Sound in rows of a frame, from -1 to 1."""
+    return (pcm / 32768).astype(np.float32).reshape(-1, example.FRAME)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16])
@@ -107,12 +117,45 @@ def test_training_teaches_most_symbols(example):
     assert example.error_rate(alone, utterances) < 0.4
 
 
+def test_frames_are_what_their_sound_has_in_each_band(example):
+    (one,) = said(example, 1, 20)
+    pcm = example.sound_of(one.frames)
+    assert np.abs(pcm).max() < 32767
+    heard = example.frames_of(floats(example, pcm))
+    np.testing.assert_allclose(heard, one.frames, atol=0.02)  # a step of 16 bits in the quietest band
+    assert np.isfinite(example.frames_of(np.zeros((2, example.FRAME), np.float32))).all()
+
+
+def test_the_file_that_it_writes_is_the_sound_of_what_it_says(example, tmp_path, capsys):
+    file = tmp_path / "said.wav"
+    example.main(["--wav", str(file), "--symbols", "5"])
+    one = example.Voice().say(np.random.default_rng(1), 5, 0.5)
+    assert capsys.readouterr().out == example.letters(one.symbols) + "\n"
+    sound = read_wav(file.read_bytes())
+    assert (sound.rate, sound.num_samples) == (example.RATE, example.FRAME * len(one.frames))
+    assert bytes(sound.data) == example.sound_of(one.frames).tobytes()
+
+
+def test_the_symbols_of_a_sound_are_those_of_its_frames_alone(example, talkative):
+    (one,) = said(example, 1, 8)
+    model = example.Transducer(talkative)
+    signature = signature_of(model, None, [])
+    pcm = example.sound_of(one.frames)
+    tensor = Tensor("sound", "INT16", pcm.reshape(-1, example.FRAME))
+    frames = signature.encode(signature.to_request([tensor], Limits()))
+    with bm.Engine(model, threads=1) as engine:
+        symbols = engine.submit(frames).result().tolist()
+    assert len(symbols) > 10
+    assert symbols == example.one_by_one(talkative, example.frames_of(floats(example, pcm)))
+
+
 @pytest.mark.slow
 def test_a_server_builds_it_and_its_clients_get_symbols(example, talkative, monkeypatch):
-    monkeypatch.setattr(example, "trained", lambda: talkative)
+    monkeypatch.setattr(example, "trained", lambda steps: talkative)
     model = example.build()
-    signature = model.serving_signature()
-    assert [spec.name for spec in (*signature.inputs, *signature.outputs)] == ["frames", "symbols"]
+    signature = signature_of(model, None, [])
+    assert [spec.name for spec in (*signature.inputs, *signature.outputs)] == ["sound", "symbols"]
+    assert transcriber_of(model, signature, Limits()).chunk_size == example.RATE
     with bm.Engine(model, threads=1) as engine:
         answer = engine.submit(torch.zeros(9, example.BANDS), stream=True)
         assert list(answer) == answer.result().tolist()

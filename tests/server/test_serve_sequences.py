@@ -552,3 +552,23 @@ def test_a_key_has_sequences_of_its_own_and_so_many(serve, saved_models, tmp_pat
     assert (full.status, full.headers["retry-after"]) == (503, "1")
     assert "of this API key" in full.json["error"]
     assert post(BOB, 1, "t", sequence_start=True).status == 200
+
+
+def test_a_model_that_takes_sequences_alone_says_so_and_refuses_other_requests(serve, tmp_path):
+    config = "[[models]]\nsource = 'lstm'\noptions = {hidden = 4, vocabulary_size = 9}\nsequences_only = true"
+    (tmp_path / "server.toml").write_text(config)
+    server = serve("--config", tmp_path / "server.toml", "--grpc-port", 0)
+    described = server.get("/v2/models/lstm/config").json
+    assert described["sequence_batching"] == {"max_sequence_idle_microseconds": 60_000_000}
+    with triton_grpc.InferenceServerClient(server.grpc_address) as client:
+        batching = client.get_model_config("lstm").config.sequence_batching
+    assert batching.max_sequence_idle_microseconds == 60_000_000
+    refused = server.post("/v2/models/lstm/generate", {"input_0": [1]})
+    assert refused.status == 400
+    assert "takes chunks of sequences alone: send sequence_id" in refused.json["error"]
+    for marks in ({"sequence_start": True}, {"sequence_end": True}):
+        body = {"input_0": [1, 2], "parameters": {"sequence_id": 7, **marks}}
+        assert server.post("/v2/models/lstm/generate", body).status == 200
+    (tmp_path / "server.toml").write_text(config + "\npolicy = 'padded'")
+    with pytest.raises(AssertionError, match="sequences_only: it has no unfold_chunk, or its policy batches"):
+        serve("--config", tmp_path / "server.toml")

@@ -113,6 +113,11 @@ class Sequence:
         """Ask for the state after all chunks sent so far, without waiting; the answer is what `state` returns."""
         return self._tell(TakeState(self._identity()))
 
+    @property
+    def takes_last(self) -> bool:
+        """Whether the model is told which chunk is the last, so that `finish` asks it even without a chunk."""
+        return self._takes_last
+
     def resume(self) -> None:
         """Go on after a chunk without a result: chunks sent from now on continue from the last answered chunk."""
         self._era += 1

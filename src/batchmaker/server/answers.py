@@ -55,10 +55,14 @@ def error_answer(status: int, message: str, path: str, headers: Mapping[str, str
 
 def openai_error(status: int | FaultKind, message: str) -> bytes:
     """Return an error as OpenAI's API has it."""
+    return msgspec.json.encode({"error": openai_error_body(status, message)})
+
+
+def openai_error_body(status: int | FaultKind, message: str) -> dict[str, Any]:
+    """Return what is said of an error in OpenAI's API."""
     status = STATUS[status] if isinstance(status, FaultKind) else status
     kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    error = {"message": message, "type": kind, "param": None, "code": None}
-    return msgspec.json.encode({"error": error})
+    return {"message": message, "type": kind, "param": None, "code": None}
 
 
 def fault_answer(fault: ServiceError, path: str) -> Response:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple, final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple, TypeVar, final
 
 import msgspec
 import numpy as np
 
 from batchmaker.errors import unknown_name
 from batchmaker.server.answers import STATUS
+from batchmaker.server.audio import Encoding, in_rows
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.generate_body import read_generate, write_generate
 from batchmaker.server.limits import Limits
@@ -19,11 +20,12 @@ from batchmaker.server.messages import InferRequest, InferResponse, Parameter, W
 from batchmaker.server.parameters import call_options
 from batchmaker.server.pieces import at_once
 from batchmaker.server.signature import Signature, TensorSpec, as_array
-from batchmaker.server.tensors import NUMPY, from_raw, raw_width, to_raw
+from batchmaker.server.tensors import NUMPY, Tensor, from_raw, raw_width, to_raw
 
-_KNOWN: Final = ("answers", "output", "deadline_ms", "priority")
+_KNOWN: Final = ("answers", "output", "deadline_ms", "priority", "audio", "rate")
 _ANSWERS: Final = ("json", "binary")
 _LIMITS: Final = Limits()
+_Number = TypeVar("_Number", int, float)
 MAX_TEXT_BYTES: Final = 256 << 10
 """Bytes of a chunk in JSON, which is read at once: within a tenth of a second, whatever is in it."""
 
@@ -54,13 +56,14 @@ class ChunkForm:
     """Reads chunks and writes answers in the format of a connection's query.
 
     A text message is a chunk in the form of `generate`. A binary message holds the values of the model's only tensor,
-    without name and shape. Answers are in the form of `generate` or, with `answers=binary`, the values of one output.
+    without name and shape; with `audio=pcm16` or `audio=pcmu`, sound. Answers are in the form of `generate` or, with
+    `answers=binary`, the values of one output.
     """
 
     def __init__(
         self, signature: Signature, query: Mapping[str, str], limits: Limits = _LIMITS, *, nulls: bool = False
     ) -> None:
-        """query: answers, output, and deadline_ms and priority of every chunk. INVALID for anything else.
+        """query: answers, output, audio and its rate; deadline_ms and priority of every chunk. INVALID otherwise.
 
         nulls: see to_json.
         """
@@ -85,7 +88,9 @@ class ChunkForm:
         self.plain = InferRequest((), self._outputs, "", self._parameters)
         """What a chunk of plain values asks for."""
         codes = signature.encode is not None or signature.decode is not None
-        self._values = None if codes or self._tensor is None else _values_form(self._tensor, limits)
+        self._encoding = _encoding(signature, query)
+        is_sound = self._encoding is not None
+        self._values = None if codes or is_sound or self._tensor is None else _values_form(self._tensor, limits)
         self.takes_values = self._values is not None
         """Whether `read_values` reads binary messages."""
         self._given = signature.given(self._tensor) if self._tensor is not None else None
@@ -110,12 +115,20 @@ class ChunkForm:
             return msgspec.structs.replace(
                 asked, outputs=self._outputs, parameters={**self._parameters, **asked.parameters}
             )
+        if self._encoding is not None:
+            return InferRequest((self._sound(message, self._encoding),), self._outputs, "", self._parameters)
         if self._tensor is None:
             raise invalid("the inputs of this model are not one tensor of numbers: send each chunk as JSON, as text")
         tensor = from_raw(
             self._tensor.name, self._tensor.datatype, _shape(self._tensor, len(message)), memoryview(message)
         )
         return InferRequest((tensor,), self._outputs, "", self._parameters)
+
+    def _sound(self, message: bytes, encoding: Encoding) -> Tensor:
+        audio, spec = self._signature.audio, self._signature.audio_input
+        if audio is None or spec is None:
+            raise TypeError("sound was not refused of a model that takes none")
+        return Tensor(spec.name, "FP32", in_rows(audio.samples(message, encoding), spec.shape))
 
     def read_chunk(self, message: bytes | str) -> tuple[InferRequest, bool]:
         """As `read`; also whether the chunk is marked as the last one: by the parameter `sequence_end`."""
@@ -219,13 +232,26 @@ def _shape(spec: TensorSpec, num_bytes: int) -> tuple[int, ...]:
     return tuple(count if size == -1 else size for size in spec.shape)
 
 
+def _encoding(signature: Signature, query: Mapping[str, str]) -> Encoding | None:
+    """Return how binary messages are sound; None if they are values."""
+    if "audio" not in query:
+        if "rate" in query:
+            raise invalid("rate is that of sound: name its encoding too, as audio=pcm16")
+        return None
+    if signature.audio is None:
+        raise invalid("this model does not say that an input is sound (it has no serving_audio()): leave out audio")
+    rate = _number(query, "rate", int) if "rate" in query else None
+    return signature.audio.encoding(query["audio"], rate)
+
+
 def _numbers(query: Mapping[str, str]) -> dict[str, Parameter]:
     """Return the parameters for every chunk."""
-    found: dict[str, Parameter] = {}
-    for name, kind in (("deadline_ms", float), ("priority", int)):
-        if name in query:
-            try:
-                found[name] = kind(query[name])
-            except ValueError:
-                raise invalid(f"{name} must be a number, got {query[name][:32]!r}") from None
-    return found
+    kinds = {"deadline_ms": float, "priority": int}
+    return {name: _number(query, name, kind) for name, kind in kinds.items() if name in query}
+
+
+def _number(query: Mapping[str, str], name: str, kind: Callable[[str], _Number]) -> _Number:
+    try:
+        return kind(query[name])
+    except ValueError:
+        raise invalid(f"{name} must be a number, got {query[name][:32]!r}") from None

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from batchmaker.errors import ModelError, said_by
 from batchmaker.model.model import Model
 from batchmaker.server.bodies import decode_json
-from batchmaker.server.faults import FaultKind, ServiceError, invalid
+from batchmaker.server.faults import invalid
+from batchmaker.server.growing_text import GrowingText, decoded
 from batchmaker.server.messages import InferRequest
 from batchmaker.server.signature import Signature
 from batchmaker.server.tensors import Tensor, kind_of
@@ -25,8 +26,6 @@ MAX_CHOICES: Final = 128
 """Most texts in one answer: prompts times `n`."""
 MAX_TOKENS: Final = 16
 """As in OpenAI's API."""
-_UNFINISHED: Final = "\ufffd"
-"""What a character becomes of which some bytes are in tokens to come."""
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "suffix": (None, ""),
     "logprobs": (None,),
@@ -166,7 +165,7 @@ def _prompts(ask: CompletionAsk, completions: Completions) -> Iterator[tuple[NDA
         raise invalid("prompt must be a text, a list of texts, a list of tokens or a list of such lists")
     for one in several:
         tokens = one if isinstance(one, list) else _encoded(one, completions)
-        text = "" if not ask.echo else one if isinstance(one, str) else decoded(one, completions)
+        text = "" if not ask.echo else one if isinstance(one, str) else decoded(one, completions.decode)
         yield np.array(tokens, np.int64), text
 
 
@@ -176,19 +175,6 @@ def _encoded(text: str, completions: Completions) -> list[int]:
     except Exception as error:
         _LOG.warning("encode raised", extra={"error": said_by(error)})
         raise invalid("the model cannot make tokens of this prompt") from error
-
-
-def decoded(tokens: Sequence[int], completions: Completions) -> str:
-    """Return the text of tokens. INTERNAL if the model's own function raises, or returns no text."""
-    try:
-        text: Any = completions.decode(tokens)
-        if isinstance(text, str):
-            return str(text)
-        said = f"returned {type(text).__name__}"
-    except Exception as error:
-        said = f"raised {said_by(error)}"
-    _LOG.warning("decode gave no text", extra={"error": said})
-    raise ServiceError(FaultKind.INTERNAL, "the model could not make a text of its tokens")
 
 
 def _options(ask: CompletionAsk, inputs: set[str]) -> list[tuple[str, str, NDArray[Any]]]:
@@ -223,8 +209,8 @@ def _with_seed(given: Tensor, number: int) -> Tensor:
 class Writing:
     """The text of one choice while its tokens come.
 
-    Of text that `add` returns, nothing is taken back: a character is returned when all its bytes are there, and what
-    may be the beginning of a stop string is held until it is none. finished: None while it is written, then why it has
+    Of text that `add` returns, nothing is taken back (see GrowingText), and what may be the beginning of a stop string
+    is held until it is none. finished: None while it is written, then why it has
     ended.
     """
 
@@ -232,8 +218,7 @@ class Writing:
         self.num_tokens = 0
         self.finished: str | None = None
         self._completions, self._stops, self._most = completions, stops, most
-        self._tokens: list[int] = []
-        self._known, self._shown = 0, 0
+        self._text = GrowingText(completions.decode)
         self._held = ""
 
     def add(self, token: int) -> str:
@@ -243,28 +228,17 @@ class Writing:
         self.num_tokens += 1
         if token == self._completions.end:
             return self.end(stopped=True)
-        self._tokens.append(token)
-        text = self._new_text()
-        if text.endswith(_UNFINISHED):
-            return ""
-        # A tokenizer may write a token in another way where a text begins: the tokens before are written once more.
-        self._known, self._shown = self._shown, len(self._tokens)
-        return self._until_stop(text)
+        return self._until_stop(self._text.add([token]))
 
     def end(self, *, stopped: bool = False) -> str:
         """No token comes any more: return the rest of the text. stopped: the model has said so."""
         if self.finished is not None:
             return ""
-        text = self._until_stop(self._new_text())
+        text = self._until_stop(self._text.rest())
         if self.finished is None:
             self.finished = "stop" if stopped or self.num_tokens < self._most else "length"
             text, self._held = text + self._held, ""
         return text
-
-    def _new_text(self) -> str:
-        """Return the text of the tokens that are not shown yet."""
-        before = decoded(self._tokens[self._known : self._shown], self._completions) if self._shown else ""
-        return decoded(self._tokens[self._known :], self._completions)[len(before) :]
 
     def _until_stop(self, text: str) -> str:
         """Return what is certain of the held text and this. Finishes at a stop string, which is left out."""

@@ -80,7 +80,8 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model.
 
-    source: as on the command line. options: of a built-in network. The others: see Engine.
+    source: as on the command line. options: of a built-in network. sequences_only: see EngineOptions. The others: see
+    Engine.
     """
 
     source: str
@@ -92,6 +93,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     device: str = "cpu"
     priorities: Literal["aged", "strict"] = "aged"
     deterministic: bool = False
+    sequences_only: bool = False
 
 
 class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,6 +156,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                     model.device,
                     model.priorities,
                     model.deterministic,
+                    model.sequences_only,
                 ),
             )
             for model in self.models

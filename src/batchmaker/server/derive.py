@@ -9,6 +9,7 @@ from typing import Any
 
 from batchmaker.errors import ModelError
 from batchmaker.model.model import Model
+from batchmaker.server.audio import Audio, DeclaresAudio
 from batchmaker.server.signature import (
     DeclaresSignature,
     RequestForm,
@@ -30,9 +31,19 @@ def signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signatur
 
     result, streamed: the engine's result of the example request, as a whole and value by value. The first dimension of
     every input varies, and that of an output unless it is known to be fixed; the others are the example's. If requests
-    are dicts, arguments of `unfold` with a default are optional inputs. Raises ModelError if request or result is not a
-    value or a flat list or dict of them.
+    are dicts, arguments of `unfold` with a default are optional inputs. Which input is sound, `serving_audio()` says.
+    Raises ModelError if request or result is not a value or a flat list or dict of them.
     """
+    found = _signature_of(model, result, streamed)
+    if not isinstance(model, DeclaresAudio):
+        return found
+    audio: Any = model.serving_audio()
+    if not isinstance(audio, Audio | None):
+        raise ModelError(f"{type(model).__name__}.serving_audio() returned {type(audio).__name__}, not an Audio")
+    return replace(found, audio=audio)
+
+
+def _signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signature:
     if isinstance(model, DeclaresSignature):
         return model.serving_signature()
     stream = _stream_form(result, streamed)

@@ -46,7 +46,7 @@ def model_config(model: ServedModel) -> dict[str, Any]:
     """GET /v2/models/M/config.
 
     max_batch_size is 0: a request is one example, and the engine forms the batches. A model that takes sequences says
-    so in `parameters` and not as Triton's sequence_batching, which means that it takes only sequences.
+    so in `parameters`. Triton's sequence_batching means that it takes only sequences: where `sequences_only` is set.
     """
     config: dict[str, Any] = {
         "name": model.name,
@@ -58,11 +58,13 @@ def model_config(model: ServedModel) -> dict[str, Any]:
         "model_transaction_policy": {"decoupled": False},
     }
     if model.port.takes_sequences:
-        microseconds = str(int(1e6 * model.sequences.idle_s))
+        microseconds = int(1e6 * model.sequences.idle_s)
         config["parameters"] = {
-            "max_sequence_idle_microseconds": {"string_value": microseconds},
+            "max_sequence_idle_microseconds": {"string_value": str(microseconds)},
             "max_chunks_ahead": {"string_value": str(model.sequences.chunks_ahead)},
         }
+        if model.sequences_only:
+            config["sequence_batching"] = {"max_sequence_idle_microseconds": microseconds}
     return config
 
 

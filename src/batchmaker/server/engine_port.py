@@ -22,7 +22,10 @@ from batchmaker.server.parameters import CallOptions
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The options of a model's engine; see Engine."""
+    """The options of a model's engine; see Engine.
+
+    sequences_only: requests outside sequences are refused, and Triton's clients are told so.
+    """
 
     policy: str | None = None
     workers: int | Literal["auto"] = "auto"
@@ -32,6 +35,7 @@ class EngineOptions:
     device: str = "cpu"
     priorities: Literal["aged", "strict"] = "aged"
     deterministic: bool = False
+    sequences_only: bool = False
 
 
 @final

@@ -39,6 +39,9 @@ _LAST_WORD_S: Final = 1.0
 _KEY_PROTOCOL: Final = "batchmaker.key."
 """The prefix of an API key in base64url, as a subprotocol of a WebSocket: pages cannot set headers."""
 
+_OPENAI_KEY_PROTOCOL: Final = "openai-insecure-api-key."
+"""The same in OpenAI's realtime API, whose clients send the key as it is."""
+
 
 @final
 class Gate:
@@ -188,6 +191,8 @@ def key_in(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
 def key_in_protocols(protocols: Sequence[str]) -> str | None:
     """Return the API key among the subprotocols that a WebSocket offers."""
     for protocol in protocols:
+        if protocol.startswith(_OPENAI_KEY_PROTOCOL):
+            return protocol.removeprefix(_OPENAI_KEY_PROTOCOL)
         if protocol.startswith(_KEY_PROTOCOL):
             coded = protocol.removeprefix(_KEY_PROTOCOL)
             with contextlib.suppress(binascii.Error, ValueError):

@@ -15,7 +15,9 @@ from batchmaker.server.routes.infer import infer_routes
 from batchmaker.server.routes.live import live_routes
 from batchmaker.server.routes.models import model_routes
 from batchmaker.server.routes.observe import observe_routes
+from batchmaker.server.routes.realtime import realtime_routes
 from batchmaker.server.routes.repository import repository_routes
+from batchmaker.server.routes.transcriptions import transcription_routes
 from batchmaker.server.spans import Spans
 
 
@@ -61,6 +63,8 @@ def user_routes(site: Site) -> list[BaseRoute]:
     return [
         *infer_routes(site),
         *completion_routes(site),
+        *transcription_routes(site),
+        *realtime_routes(site),
         *chunk_routes(site),
         *health_routes(site),
         *model_routes(site),

@@ -54,7 +54,7 @@ _OWN: Final[dict[str, tuple[str, Callable[[ServedModel], float]]]] = {
         lambda m: m.statistics.missed,
     ),
     "batchmaker_sequences": ("Sequences begun", lambda m: m.sequences.num_begun),
-    "batchmaker_websockets": ("Sequences begun by WebSocket", lambda m: m.sequences.num_connected),
+    "batchmaker_websockets": ("Sequences without a name: WebSockets, and sound", lambda m: m.sequences.num_connected),
     "batchmaker_scheduler_seconds": ("Time of the scheduler", lambda m: m.port.stats.scheduler_s),
     "batchmaker_unfold_seconds": ("Time of unfold functions", lambda m: m.port.stats.unfold_s),
     "batchmaker_busy_seconds": ("Time in which workers computed", lambda m: m.port.stats.busy_s),

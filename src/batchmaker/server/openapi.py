@@ -10,6 +10,7 @@ import msgspec
 
 import batchmaker
 from batchmaker.server.answers import OPENAI
+from batchmaker.server.audio import ENCODINGS
 from batchmaker.server.completions import MAX_CHOICES
 from batchmaker.server.live import SPANS_S, LiveView
 from batchmaker.server.tensors import NUMPY
@@ -38,8 +39,8 @@ _INFERRING: Final = (*_READING, 404, 500, 501, 504)
 class _ApiCall:
     """One method of one path. body: its schema, None without a body. answer: the schema of its answer.
 
-    media: the type of the answer, "" for no body. errors: statuses besides 401 and 429, which every call can get.
-    versioned: whether there is a second path that names the version. status: of the answer.
+    body_media: of the body. media: the type of the answer, "" for no body. errors: statuses besides 401 and 429, which
+    every call can get. versioned: whether there is a second path that names the version. status: of the answer.
     """
 
     method: str
@@ -48,6 +49,7 @@ class _ApiCall:
     answer: dict[str, Any]
     media: str = "application/json"
     body: dict[str, Any] | None = None
+    body_media: str = "application/json"
     body_required: bool = True
     query: tuple[dict[str, Any], ...] = ()
     errors: tuple[int, ...] = ()
@@ -156,6 +158,18 @@ _SCHEMAS: Final[dict[str, Any]] = {
         id=_TEXT, object=_TEXT, created=_WHOLE, model=_TEXT, usage=_FREE,
         choices=_list(_object(("text", "index", "finish_reason"), text=_TEXT, index=_WHOLE, finish_reason=_TEXT)),
     ),
+    "TranscriptionRequest": {
+        **_object(
+            ("file", "model"),
+            file={"type": "string", "contentMediaType": "application/octet-stream"}, model=_TEXT, language=_TEXT,
+            response_format={"type": "string", "enum": ["json", "text", "verbose_json"]}, stream={"type": "boolean"},
+        ),
+        "description": "As in OpenAI's API. The file is WAV of one channel, at the model's rate.",
+    },
+    "Transcription": _object(
+        ("text",),
+        text=_TEXT, usage=_FREE, task=_TEXT, language=_TEXT, duration={"type": "number"},
+    ),
     "TextModel": _object(("id", "object"), id=_TEXT, object=_TEXT, created=_WHOLE, owned_by=_TEXT),
     "TextModels": _object(("object", "data"), object=_TEXT, data=_list(_ref("TextModel"))),
     "Server": _object(("name", "version", "extensions"), name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
@@ -202,6 +216,19 @@ _CALLS: Final = (
         "post", "/v1/completions", "A text that goes on with a prompt, in the form of OpenAI's API; as events if asked",
         _ref("Completion"), body=_ref("CompletionRequest"), errors=_INFERRING,
     ),
+    _ApiCall(
+        "post", "/v1/audio/transcriptions", "What is said in a file, in the form of OpenAI's API; as events if asked",
+        _ref("Transcription"), body=_ref("TranscriptionRequest"), body_media="multipart/form-data", errors=_INFERRING,
+    ),
+    _ApiCall(
+        "get", "/v1/realtime", "A WebSocket of OpenAI's realtime API: live sound in, its text out as it is heard",
+        _FREE, "",
+        query=(
+            _query("model", "The model that hears; otherwise the first session.update names it", _TEXT),
+            _query("intent", "The kind of session", {"type": "string", "enum": ["transcription"]}),
+        ),
+        errors=(400, 403, 404, 426, 503), status=101,
+    ),
     _ApiCall("get", "/v1/models", "The models that write texts", _ref("TextModels")),
     _ApiCall("get", "/v1/models/{model}", "A model that writes texts", _ref("TextModel"), errors=(404,)),
     _ApiCall(
@@ -209,6 +236,8 @@ _CALLS: Final = (
         query=(
             _query("answers", "What answers hold", {"type": "string", "enum": ["json", "binary"]}),
             _query("output", "The output wanted, by default all", _TEXT),
+            _query("audio", "How binary messages are sound", {"type": "string", "enum": list(ENCODINGS)}),
+            _query("rate", "Samples a second of the sound, which must be the model's", _WHOLE),
             _query("deadline_ms", "Of each chunk", {"type": "number", "minimum": 0}),
             _query("priority", "Of the sequence", {"type": "integer", "minimum": 0}),
         ),
@@ -279,6 +308,6 @@ def _operation(call: _ApiCall, path: str) -> dict[str, Any]:
         responses[str(status)] = {"description": _SAID[status]}
     operation: dict[str, Any] = {"summary": call.summary, "parameters": [*named, *call.query], "responses": responses}
     if call.body is not None:
-        content = {"application/json": {"schema": call.body}}
+        content = {call.body_media: {"schema": call.body}}
         operation["requestBody"] = {"required": call.body_required, "content": content}
     return operation

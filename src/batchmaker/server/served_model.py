@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar, final
 from batchmaker.engine import StepSeen, Ticket
 from batchmaker.engine.request import SequenceEnd, SequenceEnded
 from batchmaker.engine.sequence import Sequence
-from batchmaker.errors import BatchmakerError, InvalidRequestError, said_by
+from batchmaker.errors import BatchmakerError, InvalidRequestError, OptionError, said_by
 from batchmaker.model.model import Model
 from batchmaker.server.chrome_trace import StepRing
 from batchmaker.server.chunk_exchange import ChunkExchange
@@ -20,7 +20,7 @@ from batchmaker.server.chunk_form import ChunkForm
 from batchmaker.server.completions import completions_of
 from batchmaker.server.derive import signature_of
 from batchmaker.server.engine_port import EngineOptions, EnginePort
-from batchmaker.server.faults import FaultKind, ServiceError, fault_of
+from batchmaker.server.faults import FaultKind, ServiceError, fault_of, invalid
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.parameters import CallOptions, call_options, check_id, state_as_text
@@ -29,6 +29,7 @@ from batchmaker.server.sequences import ONE_SEQUENCE, ConnectedSequence, OpenSeq
 from batchmaker.server.signature import Signature
 from batchmaker.server.statistics import ModelStatistics
 from batchmaker.server.tensors import Tensor
+from batchmaker.server.transcriptions import transcriber_of
 
 _LOG = logging.getLogger("batchmaker.server")
 RETRY_AFTER_S = 1.0
@@ -53,10 +54,17 @@ class ServedModel:
         self.name = name
         self.version = version
         self._limits = limits
+        self.sequences_only = options.sequences_only
         self._port = EnginePort(model, options)
         try:
             self.signature: Signature = signature_of(model, *self._port.start())
             self.completions = completions_of(model, self.signature)
+            self.transcriber = transcriber_of(model, self.signature, limits)
+            if options.sequences_only and not self._port.takes_sequences:
+                raise OptionError(
+                    f"model {name!r} cannot be served with sequences_only: it has no unfold_chunk, or its policy "
+                    "batches whole requests"
+                )
         except BaseException:
             self._port.stop(drain=False, within_s=_END_S)
             raise
@@ -256,6 +264,11 @@ class ServedModel:
         try:
             check_id(request.id)
             options = call_options(request.parameters)
+            if self.sequences_only and options.chunk is None:
+                raise invalid(
+                    f"model {self.name!r} takes chunks of sequences alone: send sequence_id, with sequence_start in "
+                    "the first request and sequence_end in the last"
+                )
             if options.chunk is None or options.chunk.start:
                 self._check_room()
             elif self._closing:

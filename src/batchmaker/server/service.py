@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Any, final
 
-from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.parameters import named_sequence
 from batchmaker.server.repository import Repository
 from batchmaker.server.sender import NOBODY, Sender
 from batchmaker.server.served_model import ServedModel
+from batchmaker.server.transcriptions import Transcriber
 
 AnsweredCalls = Counter[tuple[str, str]]
 """How many calls were answered, by protocol ("http" or "grpc") and code: "200", "UNAVAILABLE"."""
@@ -117,6 +118,13 @@ class Service:
     def disconnect(self) -> None:
         """End a conversation that `connect` has begun."""
         self.num_open -= 1
+
+    def transcriber(self, model: str) -> Transcriber:
+        """Return how a model writes what it hears. NOT_FOUND if there is none of the name, INVALID if it does not."""
+        found = self.repository.get(model, None).transcriber
+        if found is None:
+            raise invalid(f"the model {model[:64]!r} writes nothing that it hears: it has no serving_transcriptions()")
+        return found
 
     async def infer(
         self,

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from batchmaker.errors import ModelError, nearest_name
+from batchmaker.server.audio import Audio
 from batchmaker.server.faults import invalid
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import WantedOutput
@@ -58,6 +59,8 @@ class Signature:
     - encode: converts the client's input into the argument of `unfold`, such as the ids of a text.
     - decode: converts a result, given the client's input, into the value to send, such as the words of ids. With it
       nothing streams before the end.
+    - audio: which input is sound, so that it may also come as PCM of 16 bits or mu-law, and as a tensor of INT16. From
+      the model's `serving_audio()`, if it has one. ModelError if that input cannot be sound.
 
     encode and decode are called in the server's own thread, so they must be fast.
     """
@@ -70,6 +73,27 @@ class Signature:
     alone: str | None = None
     encode: Callable[[Any], Any] | None = None
     decode: Callable[[Any, Any], Any] | None = None
+    audio: Audio | None = None
+
+    def __post_init__(self) -> None:
+        if self.audio is not None and self.audio_input is None:
+            named = "the only required input" if self.audio.input is None else f"input {self.audio.input!r}"
+            specs = ", ".join(f"{spec.name!r}: {spec.datatype} {list(spec.shape)}" for spec in self.inputs)
+            raise ModelError(
+                f"sound must be a tensor of floats with one dimension that varies, and {named} is none; the inputs are "
+                f"{specs}"
+            )
+
+    @property
+    def audio_input(self) -> TensorSpec | None:
+        """The input that is sound; None if none is."""
+        if self.audio is None:
+            return None
+        name = self.audio.input
+        found = [spec for spec in self.inputs if spec.name == name or (name is None and not spec.optional)]
+        if len(found) != 1 or kind_of(found[0].datatype) != "f" or 0 in found[0].shape:
+            return None
+        return found[0] if found[0].shape.count(-1) == 1 else None
 
     @property
     def single_outputs(self) -> frozenset[str]:
@@ -89,6 +113,8 @@ class Signature:
         check_once([tensor.name for tensor in tensors])
         for tensor in tensors:
             spec = self.check_input(tensor.name, tensor.datatype, tensor.shape, limits)
+            if self._is_pcm(spec, tensor.datatype) and self.audio is not None:
+                tensor = Tensor(tensor.name, "FP32", self.audio.of_steps(tensor.data))
             given[tensor.name] = _input_value(spec, tensor)
         missing = [spec.name for spec in self.inputs if not spec.optional and spec.name not in given]
         if missing:
@@ -117,7 +143,7 @@ class Signature:
             near = nearest_name(name[:64], specs)
             raise invalid(f"unknown input {name[:64]!r}; the inputs are {_listed(self.inputs)}.{near}")
         spec = specs[name]
-        if kind_of(spec.datatype) != kind_of(datatype):
+        if kind_of(spec.datatype) != kind_of(datatype) and not self._is_pcm(spec, datatype):
             raise invalid(f"input {name!r}: got {datatype}, expected {spec.datatype}")
         sizes = (1,) if spec.single and not shape else shape
         fits = len(sizes) == len(spec.shape) and all(
@@ -128,6 +154,9 @@ class Signature:
         if any(size > limits.max_sequence for size in sizes):
             raise invalid(f"input {name!r}: a dimension of {max(sizes)} is more than {limits.max_sequence}")
         return spec
+
+    def _is_pcm(self, spec: TensorSpec, datatype: str) -> bool:
+        return datatype == "INT16" and self.audio is not None and spec is self.audio_input
 
     def check_outputs(self, wanted: Sequence[WantedOutput]) -> None:
         """Raise INVALID for an output that the model does not have, or one that is named twice.

@@ -54,7 +54,7 @@ class _Piece(NamedTuple):
 
 
 def completion_routes(site: Site) -> list[Route]:
-    """completions, and the models that answer them."""
+    """completions, and the models that write texts: these, and those of transcriptions."""
     service = site.service
     started = int(time.time())
 
@@ -86,12 +86,12 @@ def completion_routes(site: Site) -> list[Route]:
         return {"id": name, "object": "model", "created": started, "owned_by": "batchmaker"}
 
     async def models(request: Request) -> Response:
-        names = sorted({model.name for model in service.repository.models() if model.completions is not None})
+        names = sorted({model.name for model in service.repository.models() if _writes(model)})
         return as_json({"object": "list", "data": [described(name) for name in names]})
 
     async def model(request: Request) -> Response:
         name = request.path_params["model"]
-        if service.repository.get(name, None).completions is None:
+        if not _writes(service.repository.get(name, None)):
             raise ServiceError(FaultKind.NOT_FOUND, f"the model {name[:64]!r} writes no texts")
         return as_json(described(name))
 
@@ -100,6 +100,10 @@ def completion_routes(site: Site) -> list[Route]:
         Route("/v1/models", models),
         Route("/v1/models/{model}", model),
     ]
+
+
+def _writes(model: ServedModel) -> bool:
+    return model.completions is not None or model.transcriber is not None
 
 
 async def _whole(service: Service, job: _Job) -> dict[str, Any]:

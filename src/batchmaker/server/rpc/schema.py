@@ -40,7 +40,8 @@ _MESSAGES: Final[dict[str, str]] = {
     "ModelConfigResponse": "config: 1 ModelConfig",
     "ModelConfig": "name: 1 string; platform: 2 string; backend: 17 string; max_batch_size: 4 int32; "
     "input: 5 list ModelInput; output: 6 list ModelOutput; model_transaction_policy: 19 ModelTransactionPolicy; "
-    "parameters: 14 map ModelParameter",
+    "sequence_batching: 13 choice ModelSequenceBatching; parameters: 14 map ModelParameter",
+    "ModelSequenceBatching": "max_sequence_idle_microseconds: 1 uint64",
     "ModelInput": "name: 1 string; data_type: 2 DataType; dims: 4 list int64; optional: 8 bool",
     "ModelOutput": "name: 1 string; data_type: 2 DataType; dims: 3 list int64",
     "ModelTransactionPolicy": "decoupled: 1 bool",
@@ -95,6 +96,8 @@ _DATA_TYPES: Final = tuple(
 """The values of the enumeration DataType, from 0 on."""
 
 CHOICE: Final = "parameter_choice"
+_OTHER_CHOICES: Final = {"ModelConfig": "scheduling_choice"}
+"""The names of choices, by message."""
 
 
 def messages_of(package: str, messages: Mapping[str, str], enums: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -131,7 +134,7 @@ def _field(message: DescriptorProto, text: str, package: str, enums: Container[s
         field.label = FieldDescriptorProto.LABEL_REPEATED
     if "choice" in forms:
         if not message.oneof_decl:
-            message.oneof_decl.add(name=CHOICE)
+            message.oneof_decl.add(name=_OTHER_CHOICES.get(message.name, CHOICE))
         field.oneof_index = 0
     if kind in enums:
         field.type = FieldDescriptorProto.TYPE_ENUM
