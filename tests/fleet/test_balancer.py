@@ -12,6 +12,7 @@ from batchmaker.fleet.asked import Asked
 from batchmaker.fleet.balancer import Balancer
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.parameters import ChunkOptions
+from batchmaker.server.sender import NOBODY, Sender
 
 
 def asked(elements=1, model="m", chunk=None):
@@ -29,7 +30,7 @@ def balancer(count=2, router="least-work", clock=None):
     return table
 
 
-def taken(table, *requests, caller=""):
+def taken(table, *requests, caller=NOBODY):
     return [asyncio.run(table.take(request, caller)) for request in requests]
 
 
@@ -123,10 +124,10 @@ def test_a_sequence_stays_at_a_replica_that_is_drained_and_a_new_one_does_not_go
 def test_chunks_of_a_sequence_go_one_after_the_other_in_their_order():
     async def scenario():
         table, order = balancer(), []
-        first = await table.take(chunk("a", start=True), "")
+        first = await table.take(chunk("a", start=True), NOBODY)
 
         async def send(number):
-            lease = await table.take(chunk("a", end=number == 2), "")
+            lease = await table.take(chunk("a", end=number == 2), NOBODY)
             order.append(number)
             await asyncio.sleep(0)
             lease.end(answered=True)
@@ -144,24 +145,24 @@ def test_chunks_of_a_sequence_go_one_after_the_other_in_their_order():
 
 def test_the_same_name_of_two_callers_is_two_sequences():
     table = balancer()
-    (ann,) = taken(table, chunk(1, start=True), caller="ann")
-    (bob,) = taken(table, chunk(1, start=True), caller="bob")
+    (ann,) = taken(table, chunk(1, start=True), caller=Sender(holder="ann"))
+    (bob,) = taken(table, chunk(1, start=True), caller=Sender(holder="bob"))
     assert ann.replica is not bob.replica
 
 
 def test_a_lost_replica_ends_its_sequences_and_their_waiting_chunks():
     async def scenario():
         table = balancer()
-        lease = await table.take(chunk("a", start=True), "")
-        waiting = asyncio.create_task(table.take(chunk("a"), ""))
+        lease = await table.take(chunk("a", start=True), NOBODY)
+        waiting = asyncio.create_task(table.take(chunk("a"), NOBODY))
         await asyncio.sleep(0)
         table.remove(lease.replica)
         lease.end(answered=False)
         with pytest.raises(ServiceError, match="Begin anew"):
             await waiting
         with pytest.raises(ServiceError, match="replica that held its state is gone"):
-            await table.take(chunk("a"), "")
-        again = await table.take(chunk("a", start=True), "")
+            await table.take(chunk("a"), NOBODY)
+        again = await table.take(chunk("a", start=True), NOBODY)
         assert again.replica is not lease.replica
 
     asyncio.run(scenario())

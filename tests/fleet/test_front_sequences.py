@@ -7,6 +7,7 @@ import json
 import queue
 
 import httpx
+import msgspec
 import pytest
 import tritonclient.grpc as triton
 from fleets_in_process import LIMIT_S, RunningFleet, fleet_config, played
@@ -14,6 +15,7 @@ from triton_calls import given
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from batchmaker.fleet.handover import hand_over
 from batchmaker.server.limits import Limits
 
 
@@ -102,3 +104,72 @@ def test_conversations_that_outlast_the_drain_are_told(models):
             assert await stopping
 
     played(scenario, fleet_config(models[0], limits=Limits(drain_seconds=0.2, sequence_idle_seconds=3600)))
+
+
+def test_a_replica_that_leaves_hands_its_sequences_over_in_mid_stream(models):
+    """All replicas are replaced while sequences go on; each counts on as if nothing had happened."""
+
+    async def one(fleet, number, client, counts, done):
+        at = 0
+        while not done.is_set() or at < 3:
+            steps = 1 + (at + number) % 3
+            marks = {"sequence_id": f"s{number}", "sequence_start": at == 0}
+            answer = await client.post(
+                f"{fleet.http}/v2/models/counter/generate", json={"input_0": steps, "parameters": marks}
+            )
+            assert answer.status_code == 200, answer.text
+            counts[number] += steps
+            assert answer.json()["output_0"][-1] == counts[number]
+            at += 1
+
+    async def scenario(fleet):
+        counts, done, balancer = dict.fromkeys(range(12), 0), asyncio.Event(), fleet.server.balancer
+        async with httpx.AsyncClient(timeout=LIMIT_S) as client:
+            talking = [asyncio.create_task(one(fleet, number, client, counts, done)) for number in counts]
+            for number in range(3):
+                least = min(counts.values()) + 10
+                await fleet.wait_for(lambda least=least: min(counts.values()) > least)
+                await fleet.server.update(msgspec.structs.replace(fleet.server.fleet.config, trace_steps=number))
+                assert balancer.num_moved_sequences == 12 * (number + 1)
+            done.set()
+            await asyncio.gather(*talking)
+            for number, count in counts.items():  # idle ones have moved, too
+                last = await fleet.generate("counter", 1, sequence_id=f"s{number}", sequence_end=True)
+                assert last.json()["output_0"] == [count + 1]
+        assert balancer.num_lost_sequences == 0
+        await fleet.wait_for(lambda: balancer.num_sequences == 0)
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_a_sequence_whose_state_cannot_go_elsewhere_goes_on_where_it_is(models):
+    """Two clients claim one name: only the replica that has the sequence knows whom to refuse."""
+
+    async def scenario(fleet):
+        async with httpx.AsyncClient(timeout=LIMIT_S) as one, httpx.AsyncClient(timeout=LIMIT_S) as other:
+            assert (await ask(fleet, one, 5, sequence_start=True)).status_code == 200
+            assert (await ask(fleet, other, 9, sequence_start=True)).status_code == 409
+            ((leaving),) = [r for r in fleet.server.balancer.replicas.values() if r.num_sequences]
+            fleet.server.balancer.drain(leaving)
+            assert await hand_over(fleet.server.balancer, leaving) == 0
+            assert (await ask(fleet, one, 2)).json()["output_0"] == [6, 7]
+            assert (await ask(fleet, other, 2)).status_code in (400, 409)
+            assert (await ask(fleet, one, 1, sequence_end=True)).json()["output_0"] == [8]
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_a_client_that_asks_for_the_state_survives_the_death_of_its_replica(models):
+    async def scenario(fleet):
+        said = (await ask(fleet, fleet.client, 3, sequence_start=True, sequence_state=True)).json()
+        ((lost),) = [r.number for r in fleet.server.balancer.replicas.values() if r.num_sequences]
+        fleet.launcher.started[lost].die()
+        await fleet.wait_for(lambda: lost not in fleet.server.balancer.replicas)
+        state = said["parameters"]["sequence_state"]
+        assert (await ask(fleet, fleet.client, 1)).status_code == 400
+        again = await ask(fleet, fleet.client, 2, sequence_start=True, sequence_state=state, sequence_end=True)
+        assert again.json()["output_0"] == [4, 5]
+        await fleet.wait_for(lambda: len(fleet.server.balancer.replicas) == 2)
+
+    # The sequence is open for ever at the replica that is cut off: it does not wait for that when it is stopped
+    played(scenario, fleet_config(models[0], limits=Limits(drain_seconds=0.5, sequence_idle_seconds=3600)))

@@ -20,11 +20,11 @@ from batchmaker.engine.observers import call_quietly
 from batchmaker.engine.options import check_number
 from batchmaker.engine.request import (
     Chunk,
-    Finish,
     SequenceEnd,
     SequenceEnded,
     SequenceEntry,
     SequenceKeeper,
+    Settle,
     Settled,
     SettledChunk,
     TakeState,
@@ -177,7 +177,7 @@ class Sequences:
         for ticket, chunk, error in chunks:
             entry = chunk.sequence
             entry.outstanding.pop(ticket.request_id, None)
-            if error is not None and not isinstance(chunk.control, TakeState | Finish):
+            if error is not None and not isinstance(chunk.control, TakeState | Settle):
                 self._fail_after(entry, chunk)
             if ticket is entry.active:
                 entry.active = None

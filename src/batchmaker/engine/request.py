@@ -77,7 +77,7 @@ class GoOn:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Finish:
+class Settle:
     """Asks a sequence only for an answer after all others."""
 
 
@@ -107,7 +107,7 @@ class SequenceEnded:
     lasted_s: float
 
 
-Control = Reset | TakeState | GoOn | Finish
+Control = Reset | TakeState | GoOn | Settle
 """What a sequence is told or asked besides chunks, in their order."""
 
 
@@ -182,7 +182,7 @@ class SequenceEntry:
             if chunk is not None and chunk.number < 0:
                 entry = chunk.sequence
                 chunk.number = entry.next_number
-                entry.next_number += not isinstance(chunk.control, TakeState | Finish)  # nothing counts on these
+                entry.next_number += not isinstance(chunk.control, TakeState | Settle)  # nothing counts on these
                 entry.outstanding[ticket.request_id] = ticket
 
     def counts_on_failed(self, chunk: Chunk) -> bool:

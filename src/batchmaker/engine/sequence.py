@@ -15,11 +15,11 @@ from batchmaker.engine.open_sequences import said_end
 from batchmaker.engine.request import (
     Chunk,
     Control,
-    Finish,
     GoOn,
     Reset,
     SequenceEnd,
     SequenceEntry,
+    Settle,
     TakeState,
     Ticket,
 )
@@ -82,7 +82,7 @@ class Sequence:
         without a chunk: the answer is None. Raises as `submit`.
         """
         if chunk is None and not self._takes_last:
-            answer = self._tell(Finish(), stream=stream)
+            answer = self._tell(Settle(), stream=stream)
         else:
             ticket = self.ticket(chunk, deadline_ms, last=True)
             answer = self._submitter.submit(ticket, stream=stream)
@@ -108,6 +108,10 @@ class Sequence:
         """
         state: bytes = self.snapshot().result()
         return state
+
+    def settled(self) -> Answer:
+        """Return an answer, None, that comes after those of all chunks sent so far."""
+        return self._tell(Settle())
 
     def snapshot(self) -> Answer:
         """Ask for the state after all chunks sent so far, without waiting; the answer is what `state` returns."""

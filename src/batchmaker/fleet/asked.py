@@ -28,13 +28,15 @@ _MOST_DIGITS: Final = 12
 class Asked(NamedTuple):
     """A request, as the router sees it.
 
-    elements: numbers in its inputs, and a fourth of the letters; at least 1. chunk: None outside sequences.
+    elements: numbers in its inputs, and a fourth of the letters; at least 1. chunk: None outside sequences. priority:
+    as the client has said it.
     """
 
     model: str
     version: str | None
     elements: int
     chunk: ChunkOptions | None
+    priority: Parameter = None
 
 
 class _InputHead(msgspec.Struct):
@@ -65,7 +67,7 @@ def asked_of_infer(model: str, version: str | None, body: bytes, header_length: 
         parameters = read_parameters(read.parameters)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ServiceError):
         return Asked(model, version, 1, None)
-    return Asked(model, version, _elements(inputs, len(body)), _chunk_of(parameters))
+    return Asked(model, version, _elements(inputs, len(body)), _chunk_of(parameters), parameters.get("priority"))
 
 
 def asked_of_generate(model: str, version: str | None, body: bytes) -> Asked:
@@ -73,19 +75,21 @@ def asked_of_generate(model: str, version: str | None, body: bytes) -> Asked:
     try:
         parameters = read_parameters(_HEAD.decode(body).parameters)
         if len(body) > _MANY_BYTES:
-            return Asked(model, version, body.count(b",") + 1, _chunk_of(parameters))
+            many = body.count(b",") + 1
+            return Asked(model, version, many, _chunk_of(parameters), parameters.get("priority"))
         given: dict[str, msgspec.Raw] = _GENERATE.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ServiceError):
         return Asked(model, version, 1, None)
     elements = sum(_size(value) for name, value in given.items() if name not in ("parameters", "id"))
-    return Asked(model, version, max(1, elements), _chunk_of(parameters))
+    return Asked(model, version, max(1, elements), _chunk_of(parameters), parameters.get("priority"))
 
 
 def asked_of_message(message: Any) -> Asked:
     """Return what a ModelInferRequest asks for."""
     elements = _elements(((one.shape, one.datatype) for one in message.inputs), message.ByteSize())
-    chunk = _chunk_of(parameters_of(message.parameters)) if message.parameters else None
-    return Asked(message.model_name, message.model_version or None, elements, chunk)
+    parameters = parameters_of(message.parameters) if message.parameters else {}
+    chunk = _chunk_of(parameters) if parameters else None
+    return Asked(message.model_name, message.model_version or None, elements, chunk, parameters.get("priority"))
 
 
 def _elements(inputs: Any, num_bytes: int) -> int:

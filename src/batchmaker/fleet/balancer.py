@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal, NamedTuple, final
 
 from batchmaker.clock import Clock, RealClock
 from batchmaker.fleet.asked import Asked
 from batchmaker.fleet.routing import Router
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.limits import Limits
+from batchmaker.server.messages import Parameter
 from batchmaker.server.parameters import SequenceName
+from batchmaker.server.sender import NOBODY, Sender
 
 State = Literal["open", "suspended", "draining", "lost"]
 """Of a replica: takes requests; does not at the moment; takes only chunks of its open sequences; has ended."""
@@ -67,17 +69,25 @@ class _OpenSequence:
     """Where a sequence is. Its chunks go there one after the other, in the order in which they came.
 
     is_begun: whether a request of it was answered. A beginning that is refused before ends it; later it may be another
-    client's.
+    client's: then is_disputed is set. sender: of its latest chunk. priority: as its first request had it.
     """
 
-    __slots__ = ("is_begun", "lock", "num_chunks", "quiet_since_s", "replica")
+    __slots__ = ("is_begun", "is_disputed", "lock", "num_chunks", "priority", "quiet_since_s", "replica", "sender")
 
     def __init__(self, replica: Replica, now_s: float) -> None:
         self.replica = replica
         self.lock = asyncio.Lock()
         self.num_chunks = 0
         self.is_begun = False
+        self.is_disputed = False
+        self.sender = NOBODY
+        self.priority: Parameter = None
         self.quiet_since_s = now_s
+
+    @property
+    def may_move(self) -> bool:
+        """Whether it may be handed over. A disputed one may not: only its replica knows whose chunks to refuse."""
+        return self.is_begun and not self.is_disputed and self.replica.state == "draining"
 
     @property
     def must_move(self) -> bool:
@@ -87,6 +97,16 @@ class _OpenSequence:
 
 _Name = tuple[tuple[str, str], str, str | None, SequenceName]
 """Owner, model, version and name of a sequence."""
+
+
+class NamedSequence(NamedTuple):
+    """An open sequence, with what clients call it, and where it is."""
+
+    owner: tuple[str, str]
+    model: str
+    version: str | None
+    name: SequenceName
+    at: _OpenSequence
 
 
 @final
@@ -130,6 +150,7 @@ class Lease:
             self._open.num_chunks -= 1
             self._open.quiet_since_s = balancer.clock.now_s()
             self._open.lock.release()
+            self._open.is_disputed |= self._open.is_begun and self.asked.chunk.start and not answered
             self._open.is_begun = self._open.is_begun or answered
             over = self.asked.chunk.end if answered else self._began
             if over and not self._open.num_chunks:
@@ -191,6 +212,7 @@ class Balancer:
         self.replicas: dict[int, Replica] = {}
         self.most_requests = most_requests
         self.num_lost_sequences = 0
+        self.num_moved_sequences = 0
         self.num_refused = 0
         self._by_sequences = Router("sticky")
         self._by_count = router in ("least-requests", "two-choices")
@@ -249,15 +271,15 @@ class Balancer:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def take(self, asked: Asked, owner: tuple[str, str]) -> Lease:
+    async def take(self, asked: Asked, sender: Sender) -> Lease:
         """Return a request's place at a replica. Chunks of a sequence wait for those before them.
 
-        owner: of the names of sequences; see Sender. Which of an owner's clients may go on with one, the replica says.
+        sender: whose names of sequences it uses. Which of an owner's clients may go on with one, the replica says.
         Raises ServiceError: UNAVAILABLE if no replica takes requests, INVALID for a chunk whose sequence was lost.
         """
         if asked.chunk is None:
             return self._lease(None, asked)
-        name = (owner, asked.model, asked.version, asked.chunk.name)
+        name = (sender.owner, asked.model, asked.version, asked.chunk.name)
         found = self._named.get(name)
         if found is None or (asked.chunk.start and found.must_move):
             if not asked.chunk.start:
@@ -275,6 +297,9 @@ class Balancer:
             found.lock.release()
             found.num_chunks -= 1
             raise lost_sequence()
+        found.sender = sender
+        if asked.chunk.start:
+            found.priority = asked.priority
         return self._lease(found.replica, asked, name, found)
 
     def connect(self) -> Replica:
@@ -305,6 +330,20 @@ class Balancer:
         if self._named.get(name) is sequence:
             del self._named[name]
             self.disconnect(sequence.replica)
+
+    def sequences_at(self, replica: Replica) -> list[NamedSequence]:
+        """Return the open sequences with names at a replica."""
+        return [NamedSequence(*name, one) for name, one in self._named.items() if one.replica is replica]
+
+    def is_open(self, sequence: NamedSequence) -> bool:
+        """Whether a sequence is still open under its name."""
+        return self._named.get(sequence[:4]) is sequence.at
+
+    def move(self, sequence: NamedSequence, to: Replica) -> None:
+        """A sequence goes on at another replica, from `connect`."""
+        self.disconnect(sequence.at.replica)
+        sequence.at.replica = to
+        self.num_moved_sequences += 1
 
     def forget_idle(self) -> None:
         """Forget sequences that replicas have ended because nothing came. Call it now and then."""

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, final
 
 from batchmaker.clock import Clock, RealClock
 from batchmaker.fleet.balancer import Balancer, Replica
+from batchmaker.fleet.handover import hand_over
 from batchmaker.fleet.links import Link
 from batchmaker.fleet.scaling import Autoscaler, ScalingRule
 from batchmaker.fleet.shared_upstream import SharedUpstream
@@ -320,12 +321,17 @@ class Fleet:
     async def _drained(self, member: _Member, config: Config) -> None:
         """Return when a replica that leaves has nothing more to finish, or its time for that is over.
 
-        Its open sequences may go on meanwhile, unless the whole fleet ends.
+        Its open sequences are handed over to others; those that no other one takes go on here meanwhile, unless the
+        whole fleet ends.
         """
         await member.leaving.wait()
         assert member.replica is not None
         self.balancer.drain(member.replica)
         end = time.monotonic() + config.limits.drain_seconds
+        if not self._ending:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(config.limits.drain_seconds):
+                    await hand_over(self.balancer, member.replica)
         while time.monotonic() < end and not (
             member.replica.idle or (self._ending and not member.replica.num_requests)
         ):

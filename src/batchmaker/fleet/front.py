@@ -185,7 +185,7 @@ class Front:
         caller ends the lease.
         """
         for number in range(1, TRIES + 1):
-            lease = await self.balancer.take(asked, sender.owner)
+            lease = await self.balancer.take(asked, sender)
             try:
                 return lease, await ask(lease)
             except NoAnswerError as error:

@@ -55,6 +55,10 @@ class _FrontMetrics(Collector):
             "batchmaker_fleet_lost_sequences", "Sequences that ended with their replica",
             value=self._balancer.num_lost_sequences,
         )  # fmt: skip
+        yield CounterMetricFamily(
+            "batchmaker_fleet_moved_sequences", "Sequences that a replica which left has handed over to another",
+            value=self._balancer.num_moved_sequences,
+        )  # fmt: skip
         yield GaugeMetricFamily("batchmaker_fleet_calls", "Calls in progress", value=self._front.num_active)
 
 

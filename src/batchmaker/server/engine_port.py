@@ -158,9 +158,9 @@ def _chunk(sequence: Sequence, request: Any, options: CallOptions, *, stream: bo
     """Submit a chunk. request: None for an end, or a reset, without one."""
     asked = options.chunk
     if asked is not None and asked.reset:
-        answer = sequence.reset()
-        if request is None and not asked.end:
-            return answer
+        sequence.reset()
+    if request is None and asked is not None and not asked.end:
+        return sequence.settled()
     if asked is not None and asked.end:
         return sequence.finish(request, deadline_ms=options.deadline_ms, stream=stream)
     return sequence.submit(request, deadline_ms=options.deadline_ms, stream=stream)

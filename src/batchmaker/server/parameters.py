@@ -39,6 +39,16 @@ class ChunkOptions(msgspec.Struct, frozen=True):
     wants_state: bool = False
     state: bytes | None = None
 
+    @property
+    def needs_no_input(self) -> bool:
+        """Whether a request may ask only this of the sequence, and have no chunk."""
+        return self.end or self.reset or self.wants_state or self.state is not None
+
+    @property
+    def only_asks(self) -> bool:
+        """Whether a request without a chunk changes nothing."""
+        return self.wants_state and not (self.start or self.end or self.reset)
+
 
 class CallOptions(msgspec.Struct, frozen=True):
     """Options of a request for the engine. deadline_ms: from its arrival, waiting included. priority: larger first.

@@ -41,16 +41,17 @@ class TakenChunk:
 
     If the block ends with an error, or because the client has gone, the sequence has ended, with all requests sent
     after this one. ended: the message for the client then, after the error. on_failed: called then. wants_state: the
-    answer has the state of the sequence after this request.
+    answer has the state of the sequence after this request. only_asks: it changes nothing, and ends nothing.
     """
 
-    __slots__ = ("_ended", "_on_failed", "sequence", "wants_state")
+    __slots__ = ("_ended", "_on_failed", "only_asks", "sequence", "wants_state")
 
     def __init__(
         self, sequence: Sequence, *, ended: str, on_failed: Callable[[], None] = lambda: None, wants_state: bool = False
     ) -> None:
         self.sequence = sequence
         self.wants_state = wants_state
+        self.only_asks = False
         self._ended = ended
         self._on_failed = on_failed
 
@@ -66,7 +67,7 @@ class TakenChunk:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is None or (self.only_asks and self.sequence.is_open):
             return
         self.sequence.close(drain=False, failed=isinstance(error, ServiceError))
         self._on_failed()

@@ -246,6 +246,8 @@ class ServedModel:
         try:
             options, data = self._read(request, sender)
             chunk = self.sequences.take(options, sender)
+            if chunk is not None and data is None and options.chunk is not None:
+                chunk.only_asks = options.chunk.only_asks
             try:
                 work = ask(data, options, None if chunk is None else chunk.sequence)
             except BatchmakerError as error:  # the engine has not got it
@@ -275,7 +277,7 @@ class ServedModel:
                 self._check_ready()
             self.signature.check_outputs(request.outputs)
             of = options.chunk
-            if of is not None and (of.end or of.reset) and not request.inputs:
+            if of is not None and of.needs_no_input and not request.inputs:
                 return options, None
             return options, self._encoded(self.signature.to_request(request.inputs, self._limits))
         except ServiceError as fault:

@@ -1,0 +1,93 @@
+"""Hands the sequences of a replica that leaves over to others: their states go there, and clients notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from typing import Any, Final, final
+from urllib.parse import quote
+
+from batchmaker.fleet.balancer import Balancer, NamedSequence, Replica
+from batchmaker.fleet.links import Link
+from batchmaker.fleet.upstream import NoAnswerError
+from batchmaker.server.faults import ServiceError
+from batchmaker.server.messages import Parameter
+from batchmaker.server.sender import HEADER as SENDER
+from batchmaker.server.shared_connection import MOST_BODY_BYTES
+
+_LOG = logging.getLogger("batchmaker.fleet")
+_AT_ONCE: Final = 16
+"""Sequences that are handed over at the same time."""
+
+
+@final
+class _RefusedError(Exception):
+    """A replica does not do its part."""
+
+
+async def hand_over(balancer: Balancer, replica: Replica) -> int:
+    """Move every sequence with a name to another replica, each once its chunk in progress is answered.
+
+    Returns how many were moved. A sequence stays where it is if no other replica takes it: it serves another model or
+    other weights, its state cannot be moved, or two clients claim the name.
+    """
+    room, moved = asyncio.Semaphore(_AT_ONCE), 0
+
+    async def move(one: NamedSequence) -> None:
+        nonlocal moved
+        async with room, one.at.lock:
+            if balancer.is_open(one) and one.at.replica is replica and one.at.may_move:
+                moved += await _move(balancer, one)
+
+    async with asyncio.TaskGroup() as tasks:
+        for one in balancer.sequences_at(replica):
+            tasks.create_task(move(one))
+    if moved:
+        _LOG.info("sequences were handed over", extra={"replica": replica.number, "sequences": moved})
+    return moved
+
+
+async def _move(balancer: Balancer, one: NamedSequence) -> bool:
+    """Let a sequence go on at another replica. Returns False if it stays. The caller has its lock."""
+    old = one.at.replica
+    try:
+        new = balancer.connect()
+    except ServiceError:
+        return False
+    try:
+        state = (await _ask(old, one, sequence_state=True)).get("parameters", {})["sequence_state"]
+        await _ask(new, one, sequence_start=True, sequence_state=state, priority=one.at.priority)
+    except (_RefusedError, NoAnswerError, KeyError) as error:
+        balancer.disconnect(new)
+        _LOG.warning("a sequence stays at a replica that leaves", extra={"replica": old.number, "error": str(error)})
+        return False
+    balancer.move(one, new)
+    with contextlib.suppress(_RefusedError, NoAnswerError):  # it may have ended there by itself, or with its replica
+        await _ask(old, one, sequence_end=True)
+    return True
+
+
+async def _ask(replica: Replica, one: NamedSequence, **parameters: Parameter) -> dict[str, Any]:
+    """Ask a replica something about a sequence, in the name of its client. Returns the answer."""
+    sender, model, version, link = one.at.sender, one.model, one.version, replica.link
+    assert isinstance(link, Link)
+    path = f"/v2/models/{quote(model, safe='')}" + ("" if version is None else f"/versions/{quote(version, safe='')}")
+    given = {name: value for name, value in parameters.items() if value is not None}
+    body = json.dumps({"parameters": {"sequence_id": one.name, **given}}).encode()
+    target = f"{path}/generate".encode()
+    headers = [
+        (b"x-api-key", link.key_of(sender.holder).encode("latin-1")),
+        (SENDER.encode(), sender.forwarded.encode("latin-1")),
+        (b"content-type", b"application/json"),
+    ]
+    if len(body) <= MOST_BODY_BYTES:
+        answer = await link.shared.call(target, headers, body)
+    else:
+        head = b"POST %s HTTP/1.1\r\nhost: replica\r\ncontent-length: %d\r\n" % (target, len(body))
+        answer = await link.http.call(head + b"".join(b"%s: %s\r\n" % pair for pair in headers) + b"\r\n", body)
+    said: dict[str, Any] = json.loads(answer.body or b"{}")
+    if answer.status >= 400:
+        raise _RefusedError(said.get("error", answer.status))
+    return said
