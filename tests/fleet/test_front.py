@@ -291,10 +291,9 @@ def test_a_smaller_fleet_loses_no_request_and_no_sequence(models, gate):
         assert (await new).status_code == 200
         gate.touch()
         assert [(await one).status_code for one in waiting] == [200] * 6
-        assert len(fleet.server.balancer.replicas) == 2, "its sequence is still open"
+        await fleet.wait_for(lambda: len(fleet.server.balancer.replicas) == 1)  # its sequence has been handed over
         ends = [await fleet.generate("gated", 1, sequence_id=n, sequence_end=True) for n in (1, 2)]
         assert [end.json()["output_0"] for end in ends] == [[3], [3]]
-        await fleet.wait_for(lambda: len(fleet.server.balancer.replicas) == 1)
 
     played(scenario, fleet_config(models[0]))
 

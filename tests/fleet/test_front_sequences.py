@@ -142,6 +142,42 @@ def test_a_replica_that_leaves_hands_its_sequences_over_in_mid_stream(models):
     played(scenario, fleet_config(models[0]))
 
 
+def test_a_websocket_goes_on_at_another_replica_when_its_own_leaves(models):
+    """Its frames are sent ahead, and no answer is missing, twice or another's."""
+
+    async def one(fleet, number, counts, done):
+        path = fleet.http.replace("http", "ws") + "/v2/models/counter/sequence"
+        async with connect(path, proxy=None, compression=None) as socket:
+            at, waiting = 0, []
+            while not done.is_set() or waiting:
+                if not done.is_set() and len(waiting) < 4:
+                    steps = 1 + (at + number) % 3
+                    await socket.send(json.dumps({"input_0": steps}))
+                    waiting.append(steps)
+                    at += 1
+                    continue
+                counts[number] += waiting.pop(0)
+                answer = json.loads(await socket.recv())
+                assert answer.get("output_0", [answer])[-1] == counts[number]
+            await socket.send(json.dumps({"end": True}))
+            assert json.loads(await socket.recv()) == {"end": True}
+
+    async def scenario(fleet):
+        counts, done, balancer = dict.fromkeys(range(8), 0), asyncio.Event(), fleet.server.balancer
+        talking = [asyncio.create_task(one(fleet, number, counts, done)) for number in counts]
+        for number in range(3):
+            least = min(counts.values()) + 20
+            await fleet.wait_for(lambda least=least: min(counts.values()) > least or any(t.done() for t in talking))
+            await fleet.server.update(msgspec.structs.replace(fleet.server.fleet.config, trace_steps=number))
+            assert balancer.num_moved_sequences == 8 * (number + 1)
+        done.set()
+        await asyncio.gather(*talking)
+        assert balancer.num_lost_sequences == 0
+        await fleet.wait_for(lambda: balancer.num_sequences == 0)
+
+    played(scenario, fleet_config(models[0]))
+
+
 def test_a_sequence_whose_state_cannot_go_elsewhere_goes_on_where_it_is(models):
     """Two clients claim one name: only the replica that has the sequence knows whom to refuse."""
 

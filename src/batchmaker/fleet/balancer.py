@@ -341,8 +341,12 @@ class Balancer:
 
     def move(self, sequence: NamedSequence, to: Replica) -> None:
         """A sequence goes on at another replica, from `connect`."""
-        self.disconnect(sequence.at.replica)
+        self.moved(sequence.at.replica)
         sequence.at.replica = to
+
+    def moved(self, replica: Replica) -> None:
+        """A sequence of this replica goes on at another, from `connect`."""
+        self.disconnect(replica)
         self.num_moved_sequences += 1
 
     def forget_idle(self) -> None:

@@ -33,6 +33,8 @@ from batchmaker.server.sender import Sender
 from batchmaker.server.shared_connection import MOST_BODY_BYTES
 
 _MODEL: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream|sequences?)")
+_OPENAI: Final = frozenset({"/v1/completions", "/v1/audio/transcriptions"})
+_BYTES_AN_ELEMENT: Final = 4
 _ONE: Final = re.compile(r"/v2/replicas/([0-9]{1,12})(/.*)")
 _OF_ONE: Final = re.compile(r"/|/v2/live|/v2/trace|/v2/models/(?:.*/)?stats")
 """What each replica has of its own."""
@@ -101,6 +103,8 @@ class Front:
             raise HTTPException(404)
         elif match is not None and scope["method"] == "POST":
             await self._infer(scope, receive, send, match)
+        elif path in _OPENAI and scope["method"] == "POST":
+            await self._openai(scope, receive, send)
         elif (own := self._own(path)) is not None:
             await own(scope, receive, send)
         else:
@@ -155,6 +159,20 @@ class Front:
                 if alone:
                     return await link.http.call(onward.head(headers, len(body)), body)
                 return await link.shared.call(onward.target, headers, body)
+
+            await unless_gone(scope, self._relayed(asked, ask, scope, send))
+
+    async def _openai(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have a replica answer a call in the form of OpenAI's API. Which model it names, the replica reads."""
+        self._check_open()
+        with self.access.bodies.holding(sender_of(scope, self.access.keys).client) as held:
+            body = await held.read(Request(scope, receive, send))
+            asked = Asked(scope["path"], None, max(1, len(body) // _BYTES_AN_ELEMENT), None)
+            onward, caller = _onward(scope), scope["state"]["caller"]
+
+            async def ask(lease: Lease) -> UpstreamAnswer:
+                link: Link = lease.replica.link
+                return await link.http.call(onward.head(onward.headers_with(link.key_of(caller)), len(body)), body)
 
             await unless_gone(scope, self._relayed(asked, ask, scope, send))
 

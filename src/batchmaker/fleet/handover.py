@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from batchmaker.fleet.balancer import Balancer, NamedSequence, Replica
 from batchmaker.fleet.links import Link
+from batchmaker.fleet.sockets import Relay
 from batchmaker.fleet.upstream import NoAnswerError
 from batchmaker.server.faults import ServiceError
 from batchmaker.server.messages import Parameter
@@ -28,10 +29,10 @@ class _RefusedError(Exception):
 
 
 async def hand_over(balancer: Balancer, replica: Replica) -> int:
-    """Move every sequence with a name to another replica, each once its chunk in progress is answered.
+    """Move every sequence to another replica, each once its chunks in progress are answered.
 
     Returns how many were moved. A sequence stays where it is if no other replica takes it: it serves another model or
-    other weights, its state cannot be moved, or two clients claim the name.
+    other weights, its state cannot be moved, or two clients claim the name; or it is one of many of one connection.
     """
     room, moved = asyncio.Semaphore(_AT_ONCE), 0
 
@@ -41,9 +42,17 @@ async def hand_over(balancer: Balancer, replica: Replica) -> int:
             if balancer.is_open(one) and one.at.replica is replica and one.at.may_move:
                 moved += await _move(balancer, one)
 
+    async def move_socket(relay: Relay) -> None:
+        nonlocal moved
+        async with room:
+            moved += await relay.move()
+
+    link: Link = replica.link
     async with asyncio.TaskGroup() as tasks:
         for one in balancer.sequences_at(replica):
             tasks.create_task(move(one))
+        for relay in tuple(link.relays):
+            tasks.create_task(move_socket(relay))
     if moved:
         _LOG.info("sequences were handed over", extra={"replica": replica.number, "sequences": moved})
     return moved

@@ -17,7 +17,7 @@ class Link:
     """The ways to one replica.
 
     http: a connection for each call. shared: one for all that are small and have no streams. key_of: the key for calls
-    of a holder of a client's key. rpc: None without gRPC.
+    of a holder of a client's key. rpc: None without gRPC. sockets, relays: of the WebSockets that it has.
     """
 
     http: Upstream
@@ -25,6 +25,7 @@ class Link:
     key_of: Callable[[str], str]
     rpc: Any = None
     sockets: set[Any] = field(default_factory=set)
+    relays: set[Any] = field(default_factory=set)
     _closing: asyncio.Future[None] | None = None
 
     def close(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable
-from typing import Final
+from typing import Final, final
+from urllib.parse import quote
 
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
@@ -14,12 +16,15 @@ from websockets.typing import Subprotocol
 
 from batchmaker.fleet.balancer import Balancer, Replica
 from batchmaker.fleet.links import Link
+from batchmaker.fleet.upstream import NoAnswerError
 from batchmaker.server.answers import STATUS
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.request_ids import HEADER
 from batchmaker.server.routes.chunks import PROTOCOL
 
 _CONNECT_S: Final = 10.0
+_STATE_S: Final = 60.0
+"""Seconds for the state of a sequence, which comes after the answers to what was sent before."""
 _NO_CODE, _GONE = 1005, 1006
 """How a connection ended without a code, or without a word (RFC 6455); neither is sent."""
 
@@ -32,29 +37,180 @@ async def relay_socket(
     """Carry a connection's messages both ways, to the replica with the fewest sequences, until either side closes.
 
     Raises ServiceError before the handshake, the replica's own if it refuses. If the replica ends, the connection is
-    closed with 1011 and the reason.
+    closed with 1011 and the reason. If it leaves, the sequence is handed over; see Relay.
     """
     replica = balancer.connect()
-    link: Link = replica.link
+    relay: Relay | None = None
     try:
         try:
-            socket = await _connected(link, scope)
+            socket = await _connected(replica.link, scope)
         except (OSError, InvalidHandshake) as error:
             on_suspect(replica)
             raise ServiceError(FaultKind.UNAVAILABLE, "the replica has ended; connect anew", 1.0) from error
-        link.sockets.add(socket)
+        relay = Relay(balancer, replica, socket, scope)
         try:
             await receive()  # "websocket.connect"
             await send({"type": "websocket.accept", "subprotocol": socket.subprotocol, "headers": []})
-            await _relay(socket, receive, send)
+            await relay.run(receive, send)
         except OSError:
             pass  # the client has gone
         finally:
-            link.sockets.discard(socket)
-            with contextlib.suppress(Exception):
-                await socket.close()
+            await relay.close()
     finally:
-        balancer.disconnect(replica)
+        balancer.disconnect(replica if relay is None else relay.replica)
+
+
+@final
+class Relay:
+    """Carries the messages of one client's connection to the replica that has its sequence, and the answers back.
+
+    Each message of the client has one answer, in order. So a replica that leaves is asked for the state after what was
+    sent, and the answer that is one too many is that state: with it the sequence goes on at another replica, whose
+    connection takes the place of the first. The client notices nothing; what it sends meanwhile waits.
+    """
+
+    def __init__(self, balancer: Balancer, replica: Replica, socket: ClientConnection, scope: Scope) -> None:
+        self.replica = replica
+        self._balancer = balancer
+        self._socket = socket
+        self._scope = scope
+        self._num_sent = self._num_answered = 0
+        self._steady = asyncio.Event()
+        self._steady.set()
+        self._state_at: tuple[int, asyncio.Future[str | bytes]] | None = None
+        self._enter()
+
+    def _enter(self) -> None:
+        link: Link = self.replica.link
+        link.sockets.add(self._socket)
+        link.relays.add(self)
+
+    def _leave(self) -> None:
+        link: Link = self.replica.link
+        link.sockets.discard(self._socket)
+        link.relays.discard(self)
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Carry messages until either side closes."""
+        rising, falling = asyncio.create_task(self._up(receive)), asyncio.create_task(self._down(send))
+        try:
+            await asyncio.wait((rising, falling), return_when=asyncio.FIRST_COMPLETED)
+            if rising.done() and rising.exception() is None:
+                return  # the client has closed
+            with contextlib.suppress(ConnectionClosed, OSError):
+                await falling if falling.done() else await asyncio.wait_for(falling, _CONNECT_S)
+        finally:
+            for task in (rising, falling):
+                task.cancel()
+            await asyncio.gather(rising, falling, return_exceptions=True)
+        code, reason = self._socket.close_code or _GONE, self._socket.close_reason or ""
+        if code == _GONE:
+            code, reason = 1011, "the replica that held the sequence has ended: connect anew"
+        await send({"type": "websocket.close", "code": code, "reason": reason})
+
+    async def close(self) -> None:
+        """End the connection to the replica."""
+        self._leave()
+        with contextlib.suppress(Exception):
+            await self._socket.close()
+
+    async def _up(self, receive: Receive) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "websocket.disconnect":
+                code = message.get("code") or 1000
+                await self._socket.close(1001 if code in (_NO_CODE, _GONE) else code, message.get("reason") or "")
+                return
+            data = message.get("bytes")
+            while not self._steady.is_set():
+                await self._steady.wait()
+            self._num_sent += 1
+            await self._socket.send(message["text"] if data is None else data)
+
+    async def _down(self, send: Send) -> None:
+        while True:
+            socket = self._socket
+            try:
+                said = await socket.recv()
+            except ConnectionClosed:
+                if socket is not self._socket:
+                    continue  # the sequence has moved
+                raise
+            if self._state_at is not None and self._num_answered == self._state_at[0]:
+                state, self._state_at = self._state_at[1], None
+                if not state.done():
+                    state.set_result(said)
+                await self._steady.wait()
+                continue
+            self._num_answered += 1
+            await send({"type": "websocket.send", "text" if isinstance(said, str) else "bytes": said})
+
+    async def move(self) -> bool:
+        """Let the sequence go on at another replica. Returns False if it stays where it is."""
+        if not self._steady.is_set() or not self._scope["path"].endswith("/sequence"):
+            return False  # many sequences of one connection stay together, and end with their replica
+        try:
+            new = self._balancer.connect()
+        except ServiceError:
+            return False
+        self._steady.clear()
+        try:
+            socket = await self._opened_at(new)
+        except (OSError, InvalidHandshake, ConnectionClosed, ServiceError, _RefusedError, NoAnswerError):
+            self._balancer.disconnect(new)
+            return False
+        else:
+            old, before = self.replica, self._socket
+            self._leave()
+            self.replica, self._socket = new, socket
+            self._enter()
+            self._balancer.moved(old)
+            with contextlib.suppress(Exception):
+                await before.close()
+            return True
+        finally:
+            self._steady.set()
+
+    async def _opened_at(self, new: Replica) -> ClientConnection:
+        """Return a connection to another replica, on which the sequence goes on. Raises where it cannot."""
+        if not await self._has_plain_names():
+            raise _RefusedError("an input of the model has the name of a control")
+        answer: asyncio.Future[str | bytes] = asyncio.get_running_loop().create_future()
+        self._state_at = self._num_sent, answer
+        await self._socket.send('{"state":true}')
+        async with asyncio.timeout(_STATE_S):
+            done, _ = await asyncio.wait(
+                (answer, asyncio.ensure_future(self._socket.wait_closed())), return_when=asyncio.FIRST_COMPLETED
+            )
+        if answer not in done:
+            raise _RefusedError("the replica has closed the connection")
+        state = json.loads(answer.result())
+        if "state" not in state:
+            raise _RefusedError(state.get("error", ""))
+        socket = await _connected(new.link, self._scope)
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await socket.send(json.dumps({"open": state}))
+                said = json.loads(await socket.recv())
+            if "error" in said:
+                raise _RefusedError(said["error"])
+        except BaseException:
+            await socket.close()
+            raise
+        return socket
+
+    async def _has_plain_names(self) -> bool:
+        """Whether no input of the model is named as a control is: such a message would be a chunk."""
+        link: Link = self.replica.link
+        path = self._scope["path"].removesuffix("/sequence")
+        head = f"GET {quote(path)}/config HTTP/1.1\r\nhost: replica\r\nx-api-key: {link.key_of('')}\r\n\r\n"
+        answer = await link.http.call(head.encode(), b"")
+        return not {"state", "open"} & {one["name"] for one in json.loads(answer.body or b"{}").get("input", ())}
+
+
+@final
+class _RefusedError(Exception):
+    """A replica does not do its part."""
 
 
 async def _connected(link: Link, scope: Scope) -> ClientConnection:
@@ -80,36 +236,3 @@ async def _connected(link: Link, scope: Scope) -> ClientConnection:
         after = answer.headers.get("retry-after")
         kind = _KINDS.get(answer.status_code, FaultKind.INTERNAL)
         raise ServiceError(kind, message, None if after is None else float(after)) from None
-
-
-async def _relay(socket: ClientConnection, receive: Receive, send: Send) -> None:
-    async def up() -> None:
-        while True:
-            message = await receive()
-            if message["type"] == "websocket.disconnect":
-                code = message.get("code") or 1000
-                await socket.close(1001 if code in (_NO_CODE, _GONE) else code, message.get("reason") or "")
-                return
-            data = message.get("bytes")
-            await socket.send(message["text"] if data is None else data)
-
-    async def down() -> None:
-        while True:
-            said = await socket.recv()
-            await send({"type": "websocket.send", "text" if isinstance(said, str) else "bytes": said})
-
-    rising, falling = asyncio.create_task(up()), asyncio.create_task(down())
-    try:
-        await asyncio.wait((rising, falling), return_when=asyncio.FIRST_COMPLETED)
-        if rising.done() and rising.exception() is None:
-            return  # the client has closed
-        with contextlib.suppress(ConnectionClosed, OSError):
-            await falling if falling.done() else await asyncio.wait_for(falling, _CONNECT_S)
-    finally:
-        for task in (rising, falling):
-            task.cancel()
-        await asyncio.gather(rising, falling, return_exceptions=True)
-    code, reason = socket.close_code or _GONE, socket.close_reason or ""
-    if code == _GONE:
-        code, reason = 1011, "the replica that held the sequence has ended: connect anew"
-    await send({"type": "websocket.close", "code": code, "reason": reason})

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, NamedTuple, final
 
 from batchmaker.engine import Answer
-from batchmaker.errors import BatchmakerError
+from batchmaker.errors import BatchmakerError, SequenceStateError
 from batchmaker.server.chunk_exchange import LaneOwner
 from batchmaker.server.chunk_form import ChunkForm
 from batchmaker.server.faults import ServiceError
@@ -203,6 +203,8 @@ class Lane:
             fault = served.fault_of(chunk.error)
             if not chunk.accepted:
                 served.count_refusal(fault)
+            if chunk.about == "state" and isinstance(chunk.error, SequenceStateError):  # nothing was lost
+                return self._fault(chunk, fault, is_last=False)
             return self._fault(chunk, sequence.failed(chunk.error, fault), is_last=True)
         if chunk.about == "state":
             return LaneAnswer(AnswerKind.STATE, chunk.result, "state", is_last=False)
