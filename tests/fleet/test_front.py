@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -397,3 +398,23 @@ def test_keys_that_are_gone_count_no_more_at_once_and_new_ones_when_all_replicas
         assert await seen() == [401, 200, 200]
 
     played(scenario, config)
+
+
+def test_a_fleet_writes_texts_in_the_form_of_openais_api_at_once_and_as_events():
+    parrot = Path(__file__).parents[1] / "server" / "parrot.py"
+
+    async def scenario(fleet):
+        asked = {"model": "parrot", "prompt": "ab.", "max_tokens": 9, "temperature": 0}
+        answer = await fleet.client.post("/v1/completions", json=asked)
+        assert answer.json()["choices"][0]["text"] == "ab."
+        texts = []
+        async with fleet.client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as events:
+            async for line in events.aiter_lines():
+                if line.startswith("data: {"):
+                    texts += [choice["text"] for choice in json.loads(line[6:])["choices"]]
+        assert "".join(texts) == "ab."
+        refused = await fleet.client.post("/v1/completions", json={**asked, "model": "nobody"})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (404, "invalid_request_error")
+        assert [model["id"] for model in (await fleet.client.get("/v1/models")).json()["data"]] == ["parrot"]
+
+    played(scenario, fleet_config(parrot))
