@@ -1,6 +1,10 @@
-"""How many live streams of `examples/voice_activity` a server holds: a frame of 32 ms each, over a WebSocket each.
+"""How many live streams of `examples/voice_activity` a server holds: a frame of 32 ms each, over WebSockets.
 
-    python benchmarks/live_streams.py
+    python benchmarks/live_streams.py                        # the most streams, a connection each
+    python benchmarks/live_streams.py --connections 100      # the most streams over so many connections
+    python benchmarks/live_streams.py --streams 200          # what these take, the event loop's time among it
+    python benchmarks/live_streams.py --idle 10000           # the memory of idle streams, a connection each
+    python benchmarks/live_streams.py --all                  # all of these, to benchmarks/results/live-streams.json
 
 Starts the server, opens streams whose frames are spread evenly over the 32 ms, and looks for the most streams of which
 99 % of the answers come before the next frame. Latency counts from when a frame was due, so a client that is late
@@ -12,26 +16,35 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
+import resource
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import uvloop
 
 import batchmaker as bm
+from provenance import ROOT, made_by
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "voice_activity"
+MEASURES = ("src/batchmaker/server", "src/batchmaker/engine", "benchmarks/live_streams.py")
+EXAMPLE = ROOT / "examples" / "voice_activity"
 PERIOD_S = 0.032
 TEXT = 0x81  # the first byte of a message in text: an error, such as 503
+HEAD = struct.Struct("<IBBHI")  # of a frame where one connection carries many: see docs/live-audio.md
+BEGIN = 1
+STATE_BYTES = 4 * (64 + 128 + 128)  # of a stream: context, h and c
 HANDSHAKE = (
-    b"GET /v2/models/voice_activity/sequence?answers=binary HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
-    b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    "GET /v2/models/voice_activity/{}?answers=binary HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
+    "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 )
 
 
@@ -43,6 +56,7 @@ class Server(NamedTuple):
 class Measured(NamedTuple):
     """Latency from when a frame was due; processor time a frame, of the event loop and of the busiest other thread."""
 
+    streams: int
     median_ms: float
     p99_ms: float
     loop_us: float
@@ -50,19 +64,44 @@ class Measured(NamedTuple):
     answered: int
 
 
-class Stream(asyncio.Protocol):
-    """One connection. due: when the unanswered frames were due. refused: when those were due that got an error."""
+class Stream:
+    """due: when the unanswered frames were due. refused: when those were due that got an error."""
 
-    def __init__(self) -> None:
-        self.ready = asyncio.get_running_loop().create_future()
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.number = number
         self.due: deque[float] = deque()
         self.refused: list[float] = []
         self.latencies: list[float] = []
+        self.begun = False
+
+
+class Connection(asyncio.Protocol):
+    """One WebSocket. carries_many: its messages hold frames of many streams."""
+
+    def __init__(self, carries_many: bool) -> None:
+        self.ready = asyncio.get_running_loop().create_future()
+        self.streams: list[Stream] = []
+        self.waiting: list[bytes] = []
+        self._carries_many = carries_many
         self._unread = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        transport.write(HANDSHAKE)
+        transport.write(HANDSHAKE.format("sequences" if self._carries_many else "sequence").encode())
+
+    def send(self, stream: Stream, sound: bytes) -> None:
+        """Send a frame with those that are due together; see `flush`."""
+        if self._carries_many:
+            self.waiting.append(HEAD.pack(stream.number, 0 if stream.begun else BEGIN, 0, 0, len(sound)) + sound)
+            stream.begun = True
+        else:
+            self.transport.write(message(sound))
+
+    def flush(self) -> None:
+        if self.waiting:
+            self.transport.write(message(b"".join(self.waiting)))
+            self.waiting = []
 
     def data_received(self, data: bytes) -> None:
         if not self.ready.done():
@@ -74,23 +113,58 @@ class Stream(asyncio.Protocol):
         now_s, at, data = time.perf_counter(), 0, self._unread + data
         while len(data) - at >= 4:  # the shortest answer has six bytes
             first, size, begin = data[at], data[at + 1], at + 2
-            if size == 126:  # the size is in the next two bytes
-                size, begin = int.from_bytes(data[begin : begin + 2], "big"), begin + 2
+            if size >= 126:  # the size is in the next bytes
+                width = 2 if size == 126 else 8
+                size, begin = int.from_bytes(data[begin : begin + width], "big"), begin + width
             if begin + size > len(data):
                 break
             at = begin + size
-            if first == TEXT:
-                self.refused.append(self.due.popleft())
-            elif self.due:  # not a message that closes the connection
-                self.latencies.append(now_s - self.due.popleft())
+            self._answered(first, data[begin:at], now_s)
         self._unread = data[at:]
+
+    def _answered(self, first: int, said: bytes, now_s: float) -> None:
+        if first == TEXT:
+            stream = self.streams[json.loads(said).get("sequence", 0) if self._carries_many else 0]
+            stream.refused.append(stream.due.popleft())
+        elif not self._carries_many:
+            if self.streams[0].due:  # not a message that closes the connection
+                self.streams[0].latencies.append(now_s - self.streams[0].due.popleft())
+        else:
+            place = 0
+            while place < len(said):
+                number, _, _, _, size = HEAD.unpack_from(said, place)
+                place += HEAD.size + size
+                self.streams[number].latencies.append(now_s - self.streams[number].due.popleft())
+
+
+def message(content: bytes) -> bytes:
+    """A binary message as a client writes it: masked with zeros."""
+    size = len(content)
+    length = struct.pack("!BH", 0xFE, size) if size < 1 << 16 else struct.pack("!BQ", 0xFF, size)
+    return b"\x82" + length + bytes(4) + content
 
 
 def frames(count: int) -> list[bytes]:
-    """Messages with a frame of noise each, as a client writes them: masked with zeros."""
+    """Frames of noise."""
     rng = np.random.default_rng(0)
     sounds = (0.1 * rng.standard_normal((count, 512))).astype("<f4")
-    return [b"\x82\xfe" + (2048).to_bytes(2, "big") + bytes(4) + sound.tobytes() for sound in sounds]
+    return [sound.tobytes() for sound in sounds]
+
+
+async def opened(server: Server, num_streams: int, num_connections: int) -> list[Stream]:
+    """Return streams over connections that are open. num_connections: 0 for one each."""
+    loop = asyncio.get_running_loop()
+    connections: list[Connection] = []
+    for _ in range(num_connections or num_streams):
+        _, connection = await loop.create_connection(lambda: Connection(num_connections > 0), "127.0.0.1", server.port)
+        await connection.ready
+        connections.append(connection)
+    streams = []
+    for place in range(num_streams):
+        connection = connections[place % len(connections)]
+        streams.append(Stream(connection, len(connection.streams)))
+        connection.streams.append(streams[-1])
+    return streams
 
 
 def processor_s(pid: int) -> dict[str, float]:
@@ -103,16 +177,13 @@ def processor_s(pid: int) -> dict[str, float]:
     return threads
 
 
-async def measure(server: Server, num_streams: int, seconds: float, warm_s: float) -> Measured:
+async def measure(server: Server, num_streams: int, num_connections: int, seconds: float, warm_s: float) -> Measured:
     """Return what so many streams took, over all frames due after `warm_s`."""
-    port = server.port
-    loop = asyncio.get_running_loop()
-    streams = [Stream() for _ in range(num_streams)]
-    for stream in streams:
-        await loop.create_connection(lambda stream=stream: stream, "127.0.0.1", port)
-        await stream.ready
+    streams = await opened(server, num_streams, num_connections)
+    connections = list(dict.fromkeys(stream.connection for stream in streams))
     sounds = frames(64)
     start_s = time.perf_counter() + 0.1
+    before: dict[str, float] = {}
     for tick in range(int((warm_s + seconds) / PERIOD_S)):
         if tick == int(warm_s / PERIOD_S):
             for stream in streams:
@@ -123,73 +194,162 @@ async def measure(server: Server, num_streams: int, seconds: float, warm_s: floa
             due_s = start_s + PERIOD_S * (tick + place / num_streams)
             ahead_s = due_s - time.perf_counter()
             if ahead_s > 0.0005:
+                for connection in connections if num_connections else ():
+                    connection.flush()
                 await asyncio.sleep(ahead_s)
             stream.due.append(due_s)
-            if stream.transport.is_closing():  # the server has ended the sequence
-                continue
-            stream.transport.write(sounds[(tick + place) % len(sounds)])
+            if not stream.connection.transport.is_closing():  # the server has ended the sequence
+                stream.connection.send(stream, sounds[(tick + place) % len(sounds)])
+        for connection in connections if num_connections else ():
+            connection.flush()
         await asyncio.sleep(0)
     after, answered = processor_s(server.pid), sum(len(stream.latencies) for stream in streams)
     await asyncio.sleep(0.5)
-    for stream in streams:
-        stream.transport.close()
+    for connection in connections:
+        connection.transport.close()
     now_s = time.perf_counter()
     unanswered = [now_s - due_s for stream in streams for due_s in (*stream.due, *stream.refused)]
     latencies = [*unanswered, *(late for stream in streams for late in stream.latencies)]
-    used = sorted(((after[name] - before.get(name, 0.0), name) for name in after if name != "loop"), reverse=True)
+    used_s = max(after[name] - before.get(name, 0.0) for name in after if name != "loop")
     return Measured(
+        num_streams,
         *(1e3 * np.percentile(latencies, (50, 99))),
         1e6 * (after["loop"] - before["loop"]) / max(answered, 1),
-        1e6 * used[0][0] / max(answered, 1),
+        1e6 * used_s / max(answered, 1),
         answered,
     )
+
+
+async def idle_bytes(server: Server, num_streams: int) -> float:
+    """Return the bytes of the server's process for an idle stream with its connection, which has had one frame."""
+    sound = frames(1)[0]
+
+    async def more(count: int) -> list[Stream]:
+        streams = await opened(server, count, 0)
+        for begin in range(0, count, 100):
+            some = streams[begin : begin + 100]
+            for stream in some:
+                stream.due.append(0.0)
+                stream.connection.send(stream, sound)
+            while any(stream.due for stream in some):
+                await asyncio.sleep(0.01)
+        return streams
+
+    kept = await more(num_streams // 10)
+    before = resident_bytes(server.pid)
+    kept += await more(num_streams - len(kept))
+    grown = resident_bytes(server.pid) - before
+    count = num_streams - num_streams // 10
+    for stream in kept:
+        stream.connection.transport.close()
+    return grown / count
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@contextlib.contextmanager
+def running(num_streams: int) -> Iterator[Server]:
+    """Serve the example, with room for so many streams."""
+    sys.path.insert(0, str(EXAMPLE))
+    import voice_activity
+
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the server inherits it
+    with tempfile.TemporaryDirectory() as folder:
+        bm.save(voice_activity.build(), Path(folder) / "saved" / "voice_activity")
+        room = num_streams + 1000
+        settings = Path(folder) / "server.toml"
+        settings.write_text(
+            f"[limits]\nmax_sequences = {room}\nmax_connections = {room}\nmax_client_connections = {room}\n"
+            "sequence_idle_seconds = 3600\n[log]\nlevel = 'warning'\n"
+        )
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLE), os.environ.get("PYTHONPATH", "")])}
+        command = [sys.executable, "-m", "batchmaker", "serve", f"{folder}/saved", "--port", "0", "--threads", "1"]
+        server = subprocess.Popen(
+            [*command, "--config", str(settings)], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        try:
+            assert server.stdout is not None
+            yield Server(int(server.stdout.readline().split()[1].rpartition(":")[2]), server.pid)
+        finally:
+            server.terminate()
+            server.wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--warm-seconds", type=float, default=3.0)
+    parser.add_argument("--connections", type=int, default=0, help="that carry the streams; 0 for one each")
     parser.add_argument("--streams", type=int, nargs="*", help="these numbers alone")
+    parser.add_argument("--idle", type=int, help="measure the memory of so many idle streams")
+    parser.add_argument("--all", action="store_true", help="measure everything, and write the result file")
     settings = parser.parse_args()
-    sys.path.insert(0, str(EXAMPLE))
-    import voice_activity
-
-    with tempfile.TemporaryDirectory() as folder:
-        bm.save(voice_activity.build(), Path(folder) / "voice_activity")
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLE), os.environ.get("PYTHONPATH", "")])}
-        command = [sys.executable, "-m", "batchmaker", "serve", folder, "--port", "0", "--threads", "1"]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        try:
-            port = int(server.stdout.readline().split()[1].rpartition(":")[2])
-            search(Server(port, server.pid), settings)
-        finally:
-            server.terminate()
-            server.wait()
+    with running(max(2000, settings.idle or 0, 10_000 if settings.all else 0)) as server:
+        if settings.idle:
+            say_idle(server, settings.idle)
+        elif settings.all:
+            write_all(server, settings)
+        elif settings.streams:
+            for count in settings.streams:
+                measured(server, count, settings.connections, settings)
+        else:
+            search(server, settings.connections, settings)
 
 
-def search(server: Server, settings: argparse.Namespace) -> None:
-    """Print what the given numbers of streams take, or double and halve until the most that hold is known to 5 %."""
+def measured(server: Server, count: int, connections: int, settings: argparse.Namespace) -> Measured:
+    """Return and print what so many streams take."""
+    found = uvloop.run(measure(server, count, connections, settings.seconds, settings.warm_seconds))
+    print(
+        f"{count} streams over {connections or count} connections: p50 {found.median_ms:.1f} ms, "
+        f"p99 {found.p99_ms:.1f} ms; {found.answered} frames, of each {found.loop_us:.1f} us of the loop's thread "
+        f"and {found.engine_us:.1f} us of the engine's",
+        flush=True,
+    )
+    return found
 
-    def holds(count: int) -> bool:
-        found = uvloop.run(measure(server, count, settings.seconds, settings.warm_seconds))
-        print(
-            f"{count} streams: p50 {found.median_ms:.1f} ms, p99 {found.p99_ms:.1f} ms; {found.answered} frames, of "
-            f"each {found.loop_us:.1f} us of the event loop's thread and {found.engine_us:.1f} us of the engine's",
-            flush=True,
-        )
-        return found.p99_ms < 1e3 * PERIOD_S
 
-    if settings.streams:
-        for count in settings.streams:
-            holds(count)
-        return
-    good, bad = 0, 25
-    while holds(bad):
-        good, bad = bad, 2 * bad
+def search(server: Server, connections: int, settings: argparse.Namespace) -> Measured:
+    """Double and halve until the most streams that hold are known to 5 %; return what these take."""
+    best = None
+    good, bad = 0, 100
+    while (found := measured(server, bad, connections, settings)).p99_ms < 1e3 * PERIOD_S:
+        best, good, bad = found, bad, 2 * bad
     while bad - good > max(1, 0.05 * bad):
         middle = (good + bad) // 2
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
+        found = measured(server, middle, connections, settings)
+        if found.p99_ms < 1e3 * PERIOD_S:
+            best, good = found, middle
+        else:
+            bad = middle
     print(f"{good} live streams, p99 below {1e3 * PERIOD_S:g} ms, load average {os.getloadavg()[0]:.2f}")
+    return found if best is None else best
+
+
+def say_idle(server: Server, count: int) -> float:
+    each = uvloop.run(idle_bytes(server, count))
+    print(f"{count} idle streams, a connection each: {each:.0f} bytes of the process for one, its state {STATE_BYTES}")
+    return each
+
+
+def write_all(server: Server, settings: argparse.Namespace) -> None:
+    """Measure everything and write the result file."""
+    result: dict[str, Any] = {**made_by(MEASURES), "period_ms": 1e3 * PERIOD_S}
+    result["at_200"] = {
+        name: measured(server, 200, connections, settings)._asdict()
+        for name, connections in (("one each", 0), ("20 connections", 20), ("one connection", 1))
+    }
+    result["most"] = {
+        name: search(server, connections, settings)._asdict()
+        for name, connections in (("one each", 0), ("100 connections", 100), ("one connection", 1))
+    }
+    result["idle"] = {"streams": 10_000, "bytes": say_idle(server, 10_000), "state_bytes": STATE_BYTES}
+    result["load_average_after"] = os.getloadavg()[0]
+    path = ROOT / "benchmarks" / "results" / "live-streams.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(path)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class SentChunk(Protocol):
         ...
 
 
-class _Place(Protocol):
+class _OfChunk(Protocol):
     """What an answer belongs to; a Ticket is one."""
 
     @property
@@ -46,7 +46,7 @@ class _Place(Protocol):
         ...
 
 
-class _Placed(NamedTuple):
+class _AskedFor(NamedTuple):
     place: SentChunk
 
 
@@ -68,7 +68,7 @@ class ChunkExchange:
         self._statistics = statistics
         self._sent: list[tuple[Sequence, Any, float | None, SentChunk]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._blocks: deque[Sized[tuple[_Place, Any, BaseException | None]]] = deque()
+        self._blocks: deque[Sized[tuple[_OfChunk, Any, BaseException | None]]] = deque()
         self._woken = False
 
     def send(self, sequence: Sequence, data: Any, deadline_ms: float | None, chunk: SentChunk) -> None:
@@ -101,7 +101,7 @@ class ChunkExchange:
         """
         self.hand_over()
         self._loop = asyncio.get_running_loop()
-        placed = _Placed(chunk)
+        placed = _AskedFor(chunk)
         ask().add_done_callback(lambda answer: self.put([(placed, *_outcome(answer))]))
 
     def count(self) -> None:
@@ -109,7 +109,7 @@ class ChunkExchange:
         self._statistics.accepted += 1
         self._statistics.accepted_chunks += 1
 
-    def put(self, block: Sized[tuple[_Place, Any, BaseException | None]]) -> None:
+    def put(self, block: Sized[tuple[_OfChunk, Any, BaseException | None]]) -> None:
         """Take the answers of one turn of the engine. Called by the thread that answers: see AnswerTaker.
 
         Race: the event loop clears `_woken` before it looks for blocks. So a block that is put after the look finds it

@@ -187,6 +187,16 @@ _SCHEMAS: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 _M: Final = "/v2/models/{model}"
+_CHUNKS: Final = (
+    _query("answers", "What answers hold", {"type": "string", "enum": ["json", "binary"]}),
+    _query("output", "The output wanted, by default all", _TEXT),
+    _query("audio", "How binary messages are sound", {"type": "string", "enum": list(ENCODINGS)}),
+    _query("rate", "Samples a second of the sound, which must be the model's", _WHOLE),
+    _query("deadline_ms", "Of each chunk", {"type": "number", "minimum": 0}),
+    _query("priority", "Of the sequence", {"type": "integer", "minimum": 0}),
+)
+"""The query of connections with sequences."""
+
 _CALLS: Final = (
     _ApiCall("get", "/", "The page that shows what is running now", _TEXT, "text/html"),
     _ApiCall("get", "/page", "The page of the server's owner", _TEXT, "text/html", errors=(404,)),
@@ -233,15 +243,11 @@ _CALLS: Final = (
     _ApiCall("get", "/v1/models/{model}", "A model that writes texts", _ref("TextModel"), errors=(404,)),
     _ApiCall(
         "get", f"{_M}/sequence", "A WebSocket: each message a chunk of one sequence, each answered by one", _FREE, "",
-        query=(
-            _query("answers", "What answers hold", {"type": "string", "enum": ["json", "binary"]}),
-            _query("output", "The output wanted, by default all", _TEXT),
-            _query("audio", "How binary messages are sound", {"type": "string", "enum": list(ENCODINGS)}),
-            _query("rate", "Samples a second of the sound, which must be the model's", _WHOLE),
-            _query("deadline_ms", "Of each chunk", {"type": "number", "minimum": 0}),
-            _query("priority", "Of the sequence", {"type": "integer", "minimum": 0}),
-        ),
-        errors=(400, 403, 404, 426, 503), status=101, versioned=True,
+        query=_CHUNKS, errors=(400, 403, 404, 426, 503), status=101, versioned=True,
+    ),
+    _ApiCall(
+        "get", f"{_M}/sequences", "A WebSocket: each message frames of many sequences, each answered by one", _FREE, "",
+        query=_CHUNKS, errors=(400, 403, 404, 426, 503), status=101, versioned=True,
     ),
     _ApiCall(
         "post", "/v2/repository/index", "What is loaded and what could be",
