@@ -171,6 +171,7 @@ class LimitedProtocol(HttpToolsProtocol):
         opened.hand_over(self, call.protocol)
         transport.set_protocol(call.protocol)
         call.begin(self.scope["method"], self.url)
+        self.parser = self.cycle = None  # type: ignore[assignment] # the parser holds this object, and is held by it
 
     def _share(self, keys: KeyRing) -> None:
         """Let many calls share this connection from now on, if the front of the fleet asks for it."""
