@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import json
 import logging
-from typing import Any, Final, final
+from typing import Any, Final
 from urllib.parse import quote
 
 from batchmaker.fleet.balancer import Balancer, NamedSequence, Replica
 from batchmaker.fleet.links import Link
 from batchmaker.fleet.sockets import Relay
-from batchmaker.fleet.upstream import NoAnswerError
+from batchmaker.fleet.upstream import NoAnswerError, NotDoneError
 from batchmaker.server.faults import ServiceError
 from batchmaker.server.messages import Parameter
 from batchmaker.server.sender import HEADER as SENDER
@@ -21,11 +21,6 @@ from batchmaker.server.shared_connection import MOST_BODY_BYTES
 _LOG = logging.getLogger("batchmaker.fleet")
 _AT_ONCE: Final = 16
 """Sequences that are handed over at the same time."""
-
-
-@final
-class _RefusedError(Exception):
-    """A replica does not do its part."""
 
 
 async def hand_over(balancer: Balancer, replica: Replica) -> int:
@@ -68,12 +63,12 @@ async def _move(balancer: Balancer, one: NamedSequence) -> bool:
     try:
         state = (await _ask(old, one, sequence_state=True)).get("parameters", {})["sequence_state"]
         await _ask(new, one, sequence_start=True, sequence_state=state, priority=one.at.priority)
-    except (_RefusedError, NoAnswerError, KeyError) as error:
+    except (NotDoneError, NoAnswerError, KeyError) as error:
         balancer.disconnect(new)
         _LOG.warning("a sequence stays at a replica that leaves", extra={"replica": old.number, "error": str(error)})
         return False
     balancer.move(one, new)
-    with contextlib.suppress(_RefusedError, NoAnswerError):  # it may have ended there by itself, or with its replica
+    with contextlib.suppress(NotDoneError, NoAnswerError):  # it may have ended there by itself, or with its replica
         await _ask(old, one, sequence_end=True)
     return True
 
@@ -98,5 +93,5 @@ async def _ask(replica: Replica, one: NamedSequence, **parameters: Parameter) ->
         answer = await link.http.call(head + b"".join(b"%s: %s\r\n" % pair for pair in headers) + b"\r\n", body)
     said: dict[str, Any] = json.loads(answer.body or b"{}")
     if answer.status >= 400:
-        raise _RefusedError(said.get("error", answer.status))
+        raise NotDoneError(said.get("error", answer.status))
     return said

@@ -16,7 +16,7 @@ from websockets.typing import Subprotocol
 
 from batchmaker.fleet.balancer import Balancer, Replica
 from batchmaker.fleet.links import Link
-from batchmaker.fleet.upstream import NoAnswerError
+from batchmaker.fleet.upstream import NoAnswerError, NotDoneError
 from batchmaker.server.answers import STATUS
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.request_ids import HEADER
@@ -156,7 +156,7 @@ class Relay:
         self._steady.clear()
         try:
             socket = await self._opened_at(new)
-        except (OSError, InvalidHandshake, ConnectionClosed, ServiceError, _RefusedError, NoAnswerError):
+        except (OSError, InvalidHandshake, ConnectionClosed, ServiceError, NotDoneError, NoAnswerError):
             self._balancer.disconnect(new)
             return False
         else:
@@ -174,7 +174,7 @@ class Relay:
     async def _opened_at(self, new: Replica) -> ClientConnection:
         """Return a connection to another replica, on which the sequence goes on. Raises where it cannot."""
         if not await self._has_plain_names():
-            raise _RefusedError("an input of the model has the name of a control")
+            raise NotDoneError("an input of the model has the name of a control")
         answer: asyncio.Future[str | bytes] = asyncio.get_running_loop().create_future()
         self._state_at = self._num_sent, answer
         await self._socket.send('{"state":true}')
@@ -183,17 +183,17 @@ class Relay:
                 (answer, asyncio.ensure_future(self._socket.wait_closed())), return_when=asyncio.FIRST_COMPLETED
             )
         if answer not in done:
-            raise _RefusedError("the replica has closed the connection")
+            raise NotDoneError("the replica has closed the connection")
         state = json.loads(answer.result())
         if "state" not in state:
-            raise _RefusedError(state.get("error", ""))
+            raise NotDoneError(state.get("error", ""))
         socket = await _connected(new.link, self._scope)
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await socket.send(json.dumps({"open": state}))
                 said = json.loads(await socket.recv())
             if "error" in said:
-                raise _RefusedError(said["error"])
+                raise NotDoneError(said["error"])
         except BaseException:
             await socket.close()
             raise
@@ -206,11 +206,6 @@ class Relay:
         head = f"GET {quote(path)}/config HTTP/1.1\r\nhost: replica\r\nx-api-key: {link.key_of('')}\r\n\r\n"
         answer = await link.http.call(head.encode(), b"")
         return not {"state", "open"} & {one["name"] for one in json.loads(answer.body or b"{}").get("input", ())}
-
-
-@final
-class _RefusedError(Exception):
-    """A replica does not do its part."""
 
 
 async def _connected(link: Link, scope: Scope) -> ClientConnection:

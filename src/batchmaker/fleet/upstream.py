@@ -22,6 +22,11 @@ _MUCH: Final = 1 << 18
 _STREAMED: Final = b"text/event-stream"
 
 
+@final
+class NotDoneError(Exception):
+    """A replica does not do what the front has asked of it, such as to hand a sequence over."""
+
+
 class NoAnswerError(Exception):
     """The connection failed before the answer was complete: the replica has ended, or cannot be reached.
 
