@@ -49,7 +49,7 @@ OVER: Final = 2
 
 # --- requests, by slot, and their extents -----------------------------------------------------------------------------
 
-ID, IN_USE, ALIVE, OPEN, OWNS, LEFT, RANK, FIRST, LAST, NEXT_SLOT, REQUEST_FIELDS = range(11)
+ID, IN_USE, ALIVE, OPEN, OWNS, LEFT, RANK, FIRST, LAST, NEXT_SLOT, STORED, REQUEST_FIELDS = range(12)
 """
 - ID: the request's number. IN_USE: 1 while the slot is a request's: until it has its Reply or Fail, and no worker has
   steps of it. ALIVE: 1 until it has its Reply or Fail. OPEN: its unfold function waits and may add nodes.
@@ -57,6 +57,7 @@ ID, IN_USE, ALIVE, OPEN, OWNS, LEFT, RANK, FIRST, LAST, NEXT_SLOT, REQUEST_FIELD
   its runs ends early.
 - LEFT: its units that are not done (see `CellGraph.num_work_units`). RANK: see `priorities.py`.
 - FIRST, LAST: its first and last extent, or NOWHERE. NEXT_SLOT: of a free slot, the next free one.
+- STORED: the first of the nodes that its sequence kept when it arrived, which are its local nodes from 0 on; 0 if none.
 """
 
 (

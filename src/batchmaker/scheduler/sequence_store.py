@@ -8,7 +8,7 @@ are freed, otherwise the new ones. So a chunk without a result leaves its sequen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
 from batchmaker.errors import InvariantError
+from batchmaker.scheduler import extents
 from batchmaker.scheduler.arena import Arena
+from batchmaker.scheduler.copies import earlier_node
 from batchmaker.scheduler.events import SequenceId
 from batchmaker.scheduler.layout import (
     DONE,
+    FIRST_EDGE,
     HEAD,
     LANE,
     LANE_WORKER,
@@ -37,6 +40,8 @@ from batchmaker.scheduler.layout import (
     USES,
 )
 from batchmaker.scheduler.numbering import Extent
+from batchmaker.scheduler.progress import free_rows
+from batchmaker.scheduler.tables import state_at
 
 Nodes = NDArray[np.int64]
 
@@ -61,80 +66,69 @@ class StoredNodes:
 class SequenceStore:
     """The stored nodes of all sequences.
 
-    - free_rows: frees the rows of given nodes; each of them has one.
     - in_use: first node -> stored nodes that still have a user.
     - undecided: for each sequence whose chunk has been computed and is not answered yet: what it kept before (None for
       nothing), and the nodes whose rows have moved to its new stored nodes.
     """
 
-    __slots__ = ("_arena", "_free_rows", "_latest", "_undecided", "in_use")
+    __slots__ = ("_arena", "_latest", "_undecided", "in_use")
 
-    def __init__(self, arena: Arena, free_rows: Callable[[Nodes], None]) -> None:
+    def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._free_rows = free_rows
         self._latest: dict[SequenceId, StoredNodes] = {}
         self._undecided: dict[SequenceId, tuple[StoredNodes | None, Nodes]] = {}
         self.in_use: dict[int, StoredNodes] = {}  # by first node
 
-    def lend(self, wanted: Sequence[tuple[SequenceId, int]]) -> list[StoredNodes | None]:
-        """Return the stored nodes of sequences for new requests, and count each request as a user.
+    def latest(self, wanted: Sequence[tuple[SequenceId | None, int]]) -> list[StoredNodes | None]:
+        """Return the stored nodes of the sequences of new requests. Who has a request in flight counts as a user.
 
-        wanted: each sequence, and the number of stored nodes that the request's graph begins from. InvariantError if a
-        sequence keeps another number. Of one that keeps none it is None.
+        wanted: each sequence, None for no sequence, and the number of stored nodes that the request's graph begins
+        from. InvariantError if a sequence keeps another number. Of one that keeps none it is None.
         """
         if self._undecided:
             self.decide([sequence for sequence, _ in wanted if sequence in self._undecided], ())
-        lent = [self._latest.get(sequence) for sequence, _ in wanted]
-        for stored, (sequence, num_nodes) in zip(lent, wanted, strict=True):
+        found = list[StoredNodes | None]()
+        for sequence, num_nodes in wanted:
+            stored = None if sequence is None else self._latest.get(sequence)
             have = 0 if stored is None else stored.extent.num_nodes
-            if have != num_nodes:
+            if sequence is not None and have != num_nodes:
                 raise InvariantError(f"sequence {sequence} keeps {have} nodes; its next request counts on {num_nodes}")
-            if stored is not None:
-                stored.num_users += 1
-        return lent
+            found.append(stored)
+        return found
 
     def give_back(self, given: Sequence[StoredNodes]) -> None:
         """Count one user less of each. Without users, their numbers are freed, and the rows that they still have."""
-        unused = []
+        unused = list[tuple[int, int, int]]()
         for stored in given:
             stored.num_users -= 1
             if stored.num_users == 0:
-                unused.append(stored)
-        if not unused:
-            return
-        arena = self._arena
-        places = [(one.extent.base, one.extent.first_subgraph, one.extent.num_nodes) for one in unused]
-        bases, firsts, counts = np.array(places, np.int64).T.copy()
-        ends = np.cumsum(counts)
-        nodes = np.repeat(bases + counts - ends, counts) + np.arange(ends[-1])
-        owners = nodes[arena.row[nodes] != NOWHERE]
-        if len(owners):
-            self._free_rows(owners)
-        for base, _, _ in places:
-            del self.in_use[base]
-        arena.release(NODES, bases, counts)
-        arena.release(SUBGRAPHS, firsts, counts)
+                extent = stored.extent
+                unused.append((extent.base, extent.first_subgraph, extent.num_nodes))
+                del self.in_use[extent.base]
+        if unused:
+            free(self._arena.tables, np.array(unused, np.int64))
 
-    def put(self, kept: Sequence[tuple[SequenceId, Nodes]]) -> tuple[list[StoredNodes], bool]:
-        """Let sequences keep the rows of these nodes, in this order. `decide` must follow for each.
+    def put(self, kept: Sequence[tuple[SequenceId, int, Nodes]]) -> tuple[list[StoredNodes], bool]:
+        """Let sequences keep the rows of nodes, in this order. `decide` must follow for each.
 
-        kept: (sequence, nodes); the sequences are distinct. The nodes are distinct and done. They belong to the request
-        that has just been computed, or to the stored nodes from which it began. Returns the new stored nodes of the
-        sequences that keep any, and whether the arena has grown.
+        kept: the sequences, which are distinct, the slot of each one's request, and nodes as in `ChunkNodes.kept`. The
+        nodes are distinct and done. They belong to the request, which has just been computed, or to the stored nodes
+        from which it began. Returns the new stored nodes of the sequences that keep any, and whether the arena has
+        grown.
         """
-        arena = self._arena
-        for sequence, nodes in kept:
-            self._undecided[sequence] = (self._latest.pop(sequence, None), nodes)
-        kept = [(sequence, nodes) for sequence, nodes in kept if len(nodes)]
-        counts = np.array([len(nodes) for _, nodes in kept], np.int64)
+        arena, made, at = self._arena, list[StoredNodes](), 0
+        places = np.array([(slot, len(nodes)) for _, slot, nodes in kept], np.int64)
+        counts = places[:, 1]
         grown = arena.fit(NODES, counts)
         arena.fit(SUBGRAPHS, counts)
-        where = np.stack((arena.allocate(NODES, counts), arena.allocate(SUBGRAPHS, counts), counts))
-        made = [StoredNodes(Extent(0, base, count, first, count)) for base, first, count in where.T.tolist()]
-        if made:
-            move(arena.nodes, arena.subgraphs, where, np.concatenate([nodes for _, nodes in kept]))
-        for (sequence, _), stored in zip(kept, made, strict=True):
-            self._latest[sequence] = self.in_use[stored.extent.base] = stored
+        nodes, where = move(arena.tables, places, np.concatenate([nodes for _, _, nodes in kept]))
+        for (sequence, _, mine), (base, first) in zip(kept, where.tolist(), strict=True):
+            self._undecided[sequence] = (self._latest.pop(sequence, None), nodes[at : at + len(mine)])
+            at += len(mine)
+            if len(mine):
+                stored = StoredNodes(Extent(0, base, len(mine), first, len(mine)))
+                self._latest[sequence] = self.in_use[base] = stored
+                made.append(stored)
         return made, grown
 
     def restore(self, sequence: SequenceId, types: Sequence[int], rows: Sequence[int]) -> tuple[StoredNodes, bool]:
@@ -187,22 +181,53 @@ class SequenceStore:
             self.give_back((stored,))
 
 
-@compiled
-def move(of_nodes: Nodes, of_subgraphs: Nodes, where: Nodes, nodes: Nodes) -> None:
-    """Move the rows of these nodes to stored nodes.
+def bases_of(stored: Sequence[StoredNodes | None]) -> list[int]:
+    """Return the first of each of these stored nodes; 0 for none."""
+    return [0 if mine is None else mine.extent.base for mine in stored]
 
-    - of_nodes, of_subgraphs: the tables of the arena.
-    - where: [3, sequences] the first stored node, the first subgraph, and the number of nodes of each sequence.
-    - nodes: the nodes of all sequences, one sequence after the other.
+
+@compiled
+def move(addresses: Nodes, places: Nodes, kept: Nodes) -> tuple[Nodes, Nodes]:
+    """Move the rows of nodes to new stored nodes, for whose numbers there must be room.
+
+    places: [sequences, 2] the slot of the request, and how many nodes it keeps. kept: see `SequenceStore.put`; those of
+    all sequences, one sequence after the other. Returns the nodes whose rows have moved; and [sequences, 2] the first
+    stored node, and the first subgraph.
     """
-    at = 0
-    for which in range(where.shape[1]):
-        for i in range(where[2, which]):
-            node = nodes[at]
+    state, nodes, where = state_at(addresses), np.empty(len(kept), np.int64), np.zeros(places.shape, np.int64)
+    of_nodes, of_subgraphs, at = state.nodes, state.subgraphs, 0
+    for which in range(len(places)):
+        slot, count = places[which, 0], places[which, 1]
+        if count == 0:
+            continue
+        base = extents.allocate(state.free, state.counts, NODES, of_nodes[FIRST_EDGE], count)
+        first = extents.allocate(state.free, state.counts, SUBGRAPHS, of_subgraphs[HEAD], count)
+        where[which, 0], where[which, 1] = base, first
+        for i in range(count):
+            node = earlier_node(state, slot, kept[at]) if kept[at] >= 0 else -1 - kept[at]
             row, type_id = of_nodes[ROW, node], of_subgraphs[TYPE, of_nodes[SUBGRAPH, node]]
             of_nodes[ROW, node] = NOWHERE
-            _store(of_nodes, of_subgraphs, where[0, which] + i, where[1, which] + i, type_id, row)
+            _store(of_nodes, of_subgraphs, base + i, first + i, type_id, row)
+            nodes[at] = node
             at += 1
+    return nodes, where
+
+
+@compiled
+def free(addresses: Nodes, places: Nodes) -> None:
+    """Give back stored nodes and the rows that they have. places: [stored, 3] first node, first subgraph, and count."""
+    state = state_at(addresses)
+    owners, num_owners = np.empty(places[:, 2].sum(), np.int64), 0
+    for which in range(len(places)):
+        for node in range(places[which, 0], places[which, 0] + places[which, 2]):
+            if state.nodes[ROW, node] != NOWHERE:
+                owners[num_owners] = node
+                num_owners += 1
+    free_rows(state.nodes, state.subgraphs, state.types, state.pools, state.free_rows, owners[:num_owners])
+    for which in range(len(places)):
+        base, first, count = places[which, 0], places[which, 1], places[which, 2]
+        extents.release(state.free, state.counts, NODES, state.nodes[FIRST_EDGE], base, count)
+        extents.release(state.free, state.counts, SUBGRAPHS, state.subgraphs[HEAD], first, count)
 
 
 @compiled

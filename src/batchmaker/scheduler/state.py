@@ -43,13 +43,14 @@ from batchmaker.scheduler.layout import (
     OWNS,
     SEQUENCE_LIMIT,
     SLOTS,
+    STORED,
 )
 from batchmaker.scheduler.numbering import Extent, LocalNumbers
 from batchmaker.scheduler.priorities import Priorities
 from batchmaker.scheduler.progress import count_submitted, free_rows
 from batchmaker.scheduler.queues import order_again
 from batchmaker.scheduler.rows import RowPool, Tables
-from batchmaker.scheduler.sequence_store import SequenceStore, StoredNodes
+from batchmaker.scheduler.sequence_store import SequenceStore, StoredNodes, bases_of
 from batchmaker.scheduler.watched import WatchedRequests
 
 Nodes = NDArray[np.int64]
@@ -71,13 +72,13 @@ class ChunkNodes:
     """What is known of a request that is a chunk of a sequence.
 
     - stored: the stored nodes of the sequence when the request arrived.
-    - kept: the nodes that the sequence will keep after this request. A part of an array of several requests, so it is
-      not written.
+    - kept: the nodes that the sequence will keep after this request, by local number; node n that began as values
+      decided is -1 - n. It may be an array of the request's graph, so it is not written.
     """
 
     sequence: SequenceId
     stored: StoredNodes | None
-    kept: Nodes | None = None
+    kept: Nodes = field(default_factory=lambda: NO_NODES)
 
 
 @dataclass(slots=True)
@@ -161,7 +162,7 @@ class SchedulerState:
         self.numbers: dict[int, LocalNumbers] = {}
         self.dying = NO_NODES
         self.tasks: dict[TaskId, TaskEntry] = {}
-        self.store = SequenceStore(arena, self.free_rows)
+        self.store = SequenceStore(arena)
 
     @property
     def num_workers(self) -> int:
@@ -180,14 +181,10 @@ class SchedulerState:
         fresh[ID], fresh[OPEN] = ids, [event.open for event in events]
         fresh[OWNS], fresh[IN_USE], fresh[ALIVE] = fresh[OPEN], 1, 1
         fresh[FIRST] = fresh[LAST] = NOWHERE
+        stored = self.stored(events)
+        fresh[STORED] = bases_of(stored)
         arena.requests[:, slots] = fresh
-        self.enter(ids, slots, events)
-        of = zip(events, slots, strict=True)
-        chunks = [(slot, event.sequence, event.graph.first) for event, slot in of if event.sequence is not None]
-        if chunks:
-            lent = self.store.lend([(sequence, num_nodes) for _, sequence, num_nodes in chunks])
-            for (slot, sequence, _), stored in zip(chunks, lent, strict=True):
-                self.chunks[slot] = ChunkNodes(sequence, stored)
+        self.enter(slots, events, stored)
         for event, slot in zip(events, slots, strict=True):
             if event.priority:
                 self.priorities.enter(slot, event.priority)
@@ -199,12 +196,22 @@ class SchedulerState:
             twice = [one for i, one in enumerate(ids) if one in self.requests or one in ids[:i]]
             raise InvariantError(f"request {twice[0]} arrived twice")
 
-    def enter(self, ids: Sequence[RequestId], slots: Sequence[int], events: Sequence[RequestArrived]) -> None:
-        """List requests that have their slots."""
-        self.requests.update(zip(ids, slots, strict=True))
-        for event, slot in zip(events, slots, strict=True):
+    def stored(self, events: Sequence[RequestArrived]) -> Sequence[StoredNodes | None]:
+        """Return what the sequences of these requests keep; None for nothing, and for requests outside sequences."""
+        return self.store.latest([(event.sequence, event.graph.first) for event in events])
+
+    def enter(
+        self, slots: Sequence[int], events: Sequence[RequestArrived], stored: Sequence[StoredNodes | None]
+    ) -> None:
+        """List requests that have their slots. stored: see `stored`; it is lent to them."""
+        for event, slot, mine in zip(events, slots, stored, strict=True):
+            self.requests[event.request] = slot
             if event.deadline_s is not None:
                 self.times_s[slot] = event.at_s, event.deadline_s
+            if event.sequence is not None:
+                self.chunks[slot] = ChunkNodes(event.sequence, mine)
+                if mine is not None:
+                    mine.num_users += 1
 
     def forgotten(self, slots: Iterable[int]) -> None:
         """Drop what is known of requests whose slots are free now."""
@@ -251,15 +258,6 @@ class SchedulerState:
         chunk = self.chunks.get(slot)
         stored = [] if chunk is None or chunk.stored is None else [chunk.stored.extent]
         return stored + self.own_extents(slot)
-
-    def kept_bases(self, slots: Sequence[int]) -> list[int]:
-        """Return the first of the stored nodes of each request's sequence; 0 if it has none."""
-        found = [0] * len(slots)
-        for i, slot in enumerate(slots) if self.chunks else ():
-            chunk = self.chunks.get(slot)
-            if chunk is not None and chunk.stored is not None:
-                found[i] = chunk.stored.extent.base
-        return found
 
     def known_numbers(self, slot: int) -> LocalNumbers | None:
         """Return the map from local numbers to node numbers for these nodes, or None if there are none yet."""
