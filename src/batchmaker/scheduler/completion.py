@@ -62,8 +62,11 @@ class Completion:
         """
         state, arena, run = self._state, self._state.arena, entry.run
         num_over, num_dying, num_done, num_stopped = counts[:RETIRED]
-        over, at = found[TURN : TURN + num_over], TURN + num_over * (2 if answered else 1) + num_dying
-        ids: list[RequestId] = found[TURN + num_over : TURN + 2 * num_over].tolist() if answered else []
+        over, at = found[TURN : TURN + num_over], TURN + num_over * (4 if answered else 1) + num_dying
+        ids = list[RequestId]()
+        if answered and num_over:
+            ids = found[TURN + num_over : TURN + 2 * num_over].tolist()
+            self._kept(over, found[TURN + 2 * num_over : TURN + 4 * num_over].reshape(2, num_over))
         if num_dying:
             state.dying = np.concatenate((state.dying, found[at - num_dying : at]))
         if num_stopped and state.observed:
@@ -186,36 +189,48 @@ class Completion:
         request.
         """
         state = self._state
+        keeping = list[tuple[int, Nodes]]()
         for slot, graph in zip(slots, graphs, strict=True):
-            if graph.kept is None:
+            kept = graph.kept
+            if kept is None:
                 continue
-            chunk = state.chunks[slot]
-            chunk.kept = graph.kept
-            num_stored = 0 if chunk.stored is None else chunk.stored.extent.num_nodes
+            keeping.append((slot, kept))
+            stored = state.chunks[slot].stored
+            num_stored = 0 if stored is None else stored.num_nodes
             if num_stored < graph.first:
-                earlier = graph.kept[(graph.kept >= num_stored) & (graph.kept < graph.first)]
-                state.arena.uses[state.numbers_of(slot, earlier)] += 1
+                state.arena.uses[state.numbers_of(slot, kept[(kept >= num_stored) & (kept < graph.first)])] += 1
+        if keeping:
+            state.keep(keeping)
 
     def keep_decided(self, slot: int, nodes: Sequence[int]) -> None:
         """Let the sequence of a request keep these nodes, too, behind those that were known when it began."""
-        chunk, more = self._state.chunks[slot], np.array(nodes, np.int64)
-        chunk.kept = np.concatenate((chunk.kept, -1 - more))
+        more = np.array(nodes, np.int64)
+        self._state.keep([(slot, np.concatenate((self._state.chunks[slot].kept, -1 - more)))])
         self._state.arena.uses[more] += 1
 
-    def keep(self, answered: Nodes) -> list[Reserve]:
-        """Store the nodes that the sequences of these computed requests keep; see SequenceStore.put.
+    def fit_kept(self) -> list[Reserve]:
+        """Have room to store what sequences keep after the requests in flight, before one of these is answered.
 
         Returns a Reserve for the host tables if the arena has grown.
         """
         state = self._state
-        found = [(chunk, slot) for slot in answered.tolist() if (chunk := state.chunks.get(slot)) is not None]
-        if not found:
+        if not state.num_keeping or not state.fit_kept() or not state.plan_rows:
             return []
-        made, grown = state.store.put([(chunk.sequence, slot, chunk.kept) for chunk, slot in found])
+        return [Reserve(state.tables.all_host(), state.arena.node_capacity)]
+
+    def _kept(self, answered: Nodes, stored: Nodes) -> None:
+        """Note what the sequences of answered requests keep. stored: see `store_kept`."""
+        state = self._state
+        if not state.chunks:
+            return
+        made = state.store.put([
+            (chunk.sequence, base, first, len(chunk.kept))
+            for slot, base, first in zip(answered.tolist(), *stored.tolist(), strict=True)
+            if (chunk := state.chunks.get(slot)) is not None
+        ])  # fmt: skip
         if state.depths is not None:
-            for stored in made:
-                state.depths.rest(stored.nodes)
-        return [Reserve(state.tables.all_host(), state.arena.node_capacity)] if grown and state.plan_rows else []
+            for nodes in made:
+                state.depths.rest(nodes.nodes)
 
     def restore(self, sequence: SequenceId, types: Sequence[TypeId]) -> list[Command]:
         """Let a sequence that keeps nothing keep new nodes of these types. Returns how tables grow, and StateStored."""
@@ -253,7 +268,8 @@ class Completion:
     def leave(self, answered: Nodes) -> None:
         """Forget answered requests. Those with steps of loops on a worker, submitted ahead, are forgotten later."""
         state = self._state
-        dying = leave.leave(state.arena.tables, answered)
+        dying, stored = leave.leave(state.arena.tables, answered)
+        self._kept(answered, stored)
         if len(dying):
             state.dying = np.concatenate((state.dying, dying))
 

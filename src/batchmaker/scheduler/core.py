@@ -225,7 +225,7 @@ class Scheduler(View):
         is_watched = state.watched is not None and state.watched.is_kept
         if self._frames.slots and (is_watched or self._urgency is not None):
             return False
-        has_more = event.failed or state.chunks or state.attached or len(state.dying)
+        has_more = event.failed or state.attached or len(state.dying)
         return not (has_more or state.depths is not None or (state.frontiers is not None and state.frontiers.kept))
 
     @property
@@ -440,8 +440,10 @@ class Scheduler(View):
         task, first, end, stopped, answer, busy_s = NO_STEPS, 0, 0, NEVER, False, 0.0
         if finished is not None:
             entry, first, end = self._completion.entry_of(finished), finished.first, finished.end
-            has_more = finished.failed or state.chunks or state.attached or self._frames.slots
-            task, busy_s, answer = entry.steps, finished.busy_s, not has_more
+            task, busy_s = entry.steps, finished.busy_s
+            answer = not (finished.failed or state.attached or self._frames.slots)
+            if answer:
+                commands += self._completion.fit_kept()
             stopped = NEVER if finished.stopped is None else np.array(finished.stopped, np.bool_)
             if busy_s > 0:
                 run, step_s = entry.run, busy_s / (end - first)
@@ -569,8 +571,7 @@ class Scheduler(View):
         state = self._state
         done = end_those_done(state.arena.requests, slots)
         if len(done):
-            if state.chunks:
-                commands += self._completion.keep(done)
+            commands += self._completion.fit_kept()
             ids = state.arena.requests[ID, done].tolist()
             self._completion.leave(done)
             self._answered(done, ids, commands)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled, compiled_within
 from batchmaker.errors import InvariantError
 from batchmaker.scheduler import extents
 from batchmaker.scheduler.arena import Arena
@@ -25,6 +25,7 @@ from batchmaker.scheduler.layout import (
     DONE,
     FIRST_EDGE,
     HEAD,
+    KEEPS,
     LANE,
     LANE_WORKER,
     NODES,
@@ -41,25 +42,81 @@ from batchmaker.scheduler.layout import (
 )
 from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.progress import free_rows
-from batchmaker.scheduler.tables import state_at
+from batchmaker.scheduler.tables import State, state_at
 
 Nodes = NDArray[np.int64]
+LIST_WORDS: Final = 1 << 16
+"""How long all lists of nodes that requests keep may be together before those are dropped that nobody needs."""
 
 
 @dataclass(slots=True)
 class StoredNodes:
-    """Node numbers with rows.
+    """Consecutive node numbers with rows. base: the first. first_subgraph: that of the first.
 
     num_users: the sequence, while these are its latest stored nodes, and the requests in flight that began from them.
     """
 
-    extent: Extent
+    base: int
+    first_subgraph: int
+    num_nodes: int
     num_users: int = 1
 
     @property
+    def extent(self) -> Extent:
+        """The nodes as the local nodes from 0 on of a request."""
+        return Extent(0, self.base, self.num_nodes, self.first_subgraph, self.num_nodes)
+
+    @property
     def nodes(self) -> Nodes:
-        """The node numbers: [extent.num_nodes]."""
-        return np.arange(self.extent.base, self.extent.base + self.extent.num_nodes)
+        """The node numbers: [num_nodes]."""
+        return np.arange(self.base, self.base + self.num_nodes)
+
+
+@final
+class KeptLists:
+    """Lists of the nodes that sequences will keep, for compiled loops.
+
+    `State.keeps` has the length of each and then its nodes, as in `ChunkNodes.kept`. Equal lists are one. That of no
+    nodes is at 0.
+    """
+
+    __slots__ = ("_arena", "_end", "_most", "_places")
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all lists. Each that is still needed must be asked for again."""
+        self._places = {b"": 0}
+        self._end, self._most = 1, LIST_WORDS
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there may be many lists that nobody needs any more."""
+        return self._end > self._most
+
+    def places_of(self, lists: Sequence[Nodes]) -> list[int]:
+        """Return where lists are."""
+        found, places = list[int](), self._places
+        for kept in lists:
+            key = kept.tobytes()
+            place = places.get(key)
+            found.append(self._enter(key, kept) if place is None else place)
+        return found
+
+    def _enter(self, key: bytes, kept: Nodes) -> int:
+        place, arena = self._end, self._arena
+        self._end = end = place + 1 + len(kept)
+        if end > len(arena.keeps):
+            arena.keeps = np.concatenate((arena.keeps, np.zeros(max(end, len(arena.keeps)), np.int64)))
+        arena.keeps[place], arena.keeps[place + 1 : end] = len(kept), kept
+        self._places[key] = place
+        return place
+
+    def settle(self) -> None:
+        """Let there be room for as many lists again as there are now."""
+        self._most = max(LIST_WORDS, 2 * self._end)
 
 
 @final
@@ -67,8 +124,8 @@ class SequenceStore:
     """The stored nodes of all sequences.
 
     - in_use: first node -> stored nodes that still have a user.
-    - undecided: for each sequence whose chunk has been computed and is not answered yet: what it kept before (None for
-      nothing), and the nodes whose rows have moved to its new stored nodes.
+    - undecided: for each sequence whose chunk has been computed and is not answered yet, what it kept before; None for
+      nothing.
     """
 
     __slots__ = ("_arena", "_latest", "_undecided", "in_use")
@@ -76,7 +133,7 @@ class SequenceStore:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._latest: dict[SequenceId, StoredNodes] = {}
-        self._undecided: dict[SequenceId, tuple[StoredNodes | None, Nodes]] = {}
+        self._undecided: dict[SequenceId, StoredNodes | None] = {}
         self.in_use: dict[int, StoredNodes] = {}  # by first node
 
     def latest(self, wanted: Sequence[tuple[SequenceId | None, int]]) -> list[StoredNodes | None]:
@@ -90,7 +147,7 @@ class SequenceStore:
         found = list[StoredNodes | None]()
         for sequence, num_nodes in wanted:
             stored = None if sequence is None else self._latest.get(sequence)
-            have = 0 if stored is None else stored.extent.num_nodes
+            have = 0 if stored is None else stored.num_nodes
             if sequence is not None and have != num_nodes:
                 raise InvariantError(f"sequence {sequence} keeps {have} nodes; its next request counts on {num_nodes}")
             found.append(stored)
@@ -102,34 +159,24 @@ class SequenceStore:
         for stored in given:
             stored.num_users -= 1
             if stored.num_users == 0:
-                extent = stored.extent
-                unused.append((extent.base, extent.first_subgraph, extent.num_nodes))
-                del self.in_use[extent.base]
+                unused.append((stored.base, stored.first_subgraph, stored.num_nodes))
+                del self.in_use[stored.base]
         if unused:
             free(self._arena.tables, np.array(unused, np.int64))
 
-    def put(self, kept: Sequence[tuple[SequenceId, int, Nodes]]) -> tuple[list[StoredNodes], bool]:
-        """Let sequences keep the rows of nodes, in this order. `decide` must follow for each.
+    def put(self, kept: Sequence[tuple[SequenceId, int, int, int]]) -> list[StoredNodes]:
+        """Note what sequences keep after requests that have just been computed. `decide` must follow for each.
 
-        kept: the sequences, which are distinct, the slot of each one's request, and nodes as in `ChunkNodes.kept`. The
-        nodes are distinct and done. They belong to the request, which has just been computed, or to the stored nodes
-        from which it began. Returns the new stored nodes of the sequences that keep any, and whether the arena has
-        grown.
+        kept: the sequences, which are distinct; of each its first new stored node, the first subgraph (see
+        `store_kept`), and the number of nodes. Returns the new stored nodes of those that keep any.
         """
-        arena, made, at = self._arena, list[StoredNodes](), 0
-        places = np.array([(slot, len(nodes)) for _, slot, nodes in kept], np.int64)
-        counts = places[:, 1]
-        grown = arena.fit(NODES, counts)
-        arena.fit(SUBGRAPHS, counts)
-        nodes, where = move(arena.tables, places, np.concatenate([nodes for _, _, nodes in kept]))
-        for (sequence, _, mine), (base, first) in zip(kept, where.tolist(), strict=True):
-            self._undecided[sequence] = (self._latest.pop(sequence, None), nodes[at : at + len(mine)])
-            at += len(mine)
-            if len(mine):
-                stored = StoredNodes(Extent(0, base, len(mine), first, len(mine)))
-                self._latest[sequence] = self.in_use[base] = stored
+        made = list[StoredNodes]()
+        for sequence, base, first, count in kept:
+            self._undecided[sequence] = self._latest.pop(sequence, None)
+            if count:
+                stored = self._latest[sequence] = self.in_use[base] = StoredNodes(base, first, count)
                 made.append(stored)
-        return made, grown
+        return made
 
     def restore(self, sequence: SequenceId, types: Sequence[int], rows: Sequence[int]) -> tuple[StoredNodes, bool]:
         """Let a sequence that keeps nothing keep new nodes: of each its type, and a row that was taken for it.
@@ -141,7 +188,7 @@ class SequenceStore:
         grown = arena.fit(NODES, counts)
         arena.fit(SUBGRAPHS, counts)
         base, first = int(arena.allocate(NODES, counts)[0]), int(arena.allocate(SUBGRAPHS, counts)[0])
-        stored = StoredNodes(Extent(0, base, count, first, count))
+        stored = StoredNodes(base, first, count)
         settle(arena.nodes, arena.subgraphs, base, first, np.array(types, np.int64), np.array(rows, np.int64))
         self._latest[sequence] = self.in_use[base] = stored
         return stored, grown
@@ -153,22 +200,23 @@ class SequenceStore:
 
     def decide(self, answered: Sequence[SequenceId], unanswered: Sequence[SequenceId]) -> None:
         """Free what the answered sequences kept before, and let the others keep that again instead of the new nodes."""
-        unused = [stored for sequence in answered if (stored := self._undecided.pop(sequence)[0]) is not None]
+        unused = [stored for sequence in answered if (stored := self._undecided.pop(sequence)) is not None]
         for sequence in unanswered:
-            before, nodes = self._undecided.pop(sequence)
+            before = self._undecided.pop(sequence)
             made = self._latest.pop(sequence, None)
             if made is not None:
                 unused.append(made)
             if before is not None:
                 self._latest[sequence] = before
                 if made is not None:
-                    self._move_back(before, made, nodes)
+                    self._move_back(before, made)
         self.give_back(unused)
 
-    def _move_back(self, before: StoredNodes, made: StoredNodes, nodes: Nodes) -> None:
-        """Return the rows of earlier stored nodes that new ones have taken over. nodes: [made] where each was from."""
-        row, first = self._arena.row, before.extent.base
-        was_stored = (nodes >= first) & (nodes < first + before.extent.num_nodes)
+    def _move_back(self, before: StoredNodes, made: StoredNodes) -> None:
+        """Return the rows of earlier stored nodes that new ones have taken over."""
+        row, first = self._arena.row, before.base
+        nodes = self._arena.first_edge[made.nodes]
+        was_stored = (nodes >= first) & (nodes < first + before.num_nodes)
         row[nodes[was_stored]] = row[made.nodes[was_stored]]
         row[made.nodes[was_stored]] = NOWHERE
 
@@ -183,34 +231,33 @@ class SequenceStore:
 
 def bases_of(stored: Sequence[StoredNodes | None]) -> list[int]:
     """Return the first of each of these stored nodes; 0 for none."""
-    return [0 if mine is None else mine.extent.base for mine in stored]
+    return [0 if mine is None else mine.base for mine in stored]
 
 
-@compiled
-def move(addresses: Nodes, places: Nodes, kept: Nodes) -> tuple[Nodes, Nodes]:
-    """Move the rows of nodes to new stored nodes, for whose numbers there must be room.
+@compiled_within
+def store_kept(state: State, slots: Nodes) -> Nodes:
+    """Move the rows that the sequences of these computed requests keep to new stored nodes.
 
-    places: [sequences, 2] the slot of the request, and how many nodes it keeps. kept: see `SequenceStore.put`; those of
-    all sequences, one sequence after the other. Returns the nodes whose rows have moved; and [sequences, 2] the first
-    stored node, and the first subgraph.
+    There must be room for the numbers. Returns [2, requests] the first stored node of each, and its first subgraph.
     """
-    state, nodes, where = state_at(addresses), np.empty(len(kept), np.int64), np.zeros(places.shape, np.int64)
-    of_nodes, of_subgraphs, at = state.nodes, state.subgraphs, 0
-    for which in range(len(places)):
-        slot, count = places[which, 0], places[which, 1]
+    where, of_nodes, of_subgraphs = np.zeros((2, len(slots)), np.int64), state.nodes, state.subgraphs
+    for which in range(len(slots)):
+        slot = slots[which]
+        at = state.requests[KEEPS, slot]
+        count = state.keeps[at]
         if count == 0:
             continue
         base = extents.allocate(state.free, state.counts, NODES, of_nodes[FIRST_EDGE], count)
         first = extents.allocate(state.free, state.counts, SUBGRAPHS, of_subgraphs[HEAD], count)
-        where[which, 0], where[which, 1] = base, first
+        where[0, which], where[1, which] = base, first
         for i in range(count):
-            node = earlier_node(state, slot, kept[at]) if kept[at] >= 0 else -1 - kept[at]
+            kept = state.keeps[at + 1 + i]
+            node = earlier_node(state, slot, kept) if kept >= 0 else -1 - kept
             row, type_id = of_nodes[ROW, node], of_subgraphs[TYPE, of_nodes[SUBGRAPH, node]]
             of_nodes[ROW, node] = NOWHERE
             _store(of_nodes, of_subgraphs, base + i, first + i, type_id, row)
-            nodes[at] = node
-            at += 1
-    return nodes, where
+            of_nodes[FIRST_EDGE, base + i] = node
+    return where
 
 
 @compiled

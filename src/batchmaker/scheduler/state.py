@@ -33,8 +33,10 @@ from batchmaker.scheduler.layout import (
     FIRST_LOCAL,
     ID,
     IN_USE,
+    KEEPS,
     LAST,
     NEXT_SEQUENCE,
+    NODES,
     NOWHERE,
     NUM_NODES,
     NUM_SEQUENCE,
@@ -44,13 +46,14 @@ from batchmaker.scheduler.layout import (
     SEQUENCE_LIMIT,
     SLOTS,
     STORED,
+    SUBGRAPHS,
 )
 from batchmaker.scheduler.numbering import Extent, LocalNumbers
 from batchmaker.scheduler.priorities import Priorities
 from batchmaker.scheduler.progress import count_submitted, free_rows
 from batchmaker.scheduler.queues import order_again
 from batchmaker.scheduler.rows import RowPool, Tables
-from batchmaker.scheduler.sequence_store import SequenceStore, StoredNodes, bases_of
+from batchmaker.scheduler.sequence_store import KeptLists, SequenceStore, StoredNodes, bases_of
 from batchmaker.scheduler.watched import WatchedRequests
 
 Nodes = NDArray[np.int64]
@@ -121,8 +124,9 @@ class SchedulerState:
       until they are done. So they follow within a task, which is sound on one worker, whose tasks run in order.
     - watched, depths, frontiers: kept only for policies that read them; otherwise None.
     - observed: at least one of these three is kept.
-    - chunks: by slot, of the requests that are chunks of sequences. times_s: by slot, when the requests that have a
-      deadline arrived, and the deadline. early: by slot, extensions that came while the request was waiting.
+    - chunks: by slot, of the requests that are chunks of sequences. num_keeping: how many nodes these will keep.
+    - times_s: by slot, when the requests that have a deadline arrived, and the deadline. early: by slot, extensions
+      that came while the request was waiting.
     - attached: by slot. numbers: by slot, cache of `known_numbers`.
     - dying: slots of the requests that have ended while a worker had steps of them.
     """
@@ -163,6 +167,8 @@ class SchedulerState:
         self.dying = NO_NODES
         self.tasks: dict[TaskId, TaskEntry] = {}
         self.store = SequenceStore(arena)
+        self.num_keeping = 0
+        self._kept_lists = KeptLists(arena)
 
     @property
     def num_workers(self) -> int:
@@ -213,13 +219,35 @@ class SchedulerState:
                 if mine is not None:
                     mine.num_users += 1
 
+    def keep(self, keeping: Sequence[tuple[int, Nodes]]) -> None:
+        """Let the sequences of requests keep nodes after them: of each its slot, and nodes as in `ChunkNodes.kept`."""
+        chunks, lists = self.chunks, self._kept_lists
+        for slot, kept in keeping:
+            self.num_keeping += len(kept) - len(chunks[slot].kept)
+            chunks[slot].kept = kept
+        if is_full := lists.is_full:
+            lists.clear()
+            keeping = [(slot, chunk.kept) for slot, chunk in chunks.items()]
+        places = lists.places_of([kept for _, kept in keeping])
+        self.arena.requests[KEEPS, [slot for slot, _ in keeping]] = places
+        if is_full:
+            lists.settle()
+
+    def fit_kept(self) -> bool:
+        """Have numbers for all that sequences keep after the requests in flight. Returns whether nodes have grown."""
+        arena, most = self.arena, 2 * self.num_keeping  # a size class is at most a quarter larger
+        arena.make_room(SUBGRAPHS, int(arena.counts[SUBGRAPHS]) + most)
+        return arena.make_room(NODES, int(arena.counts[NODES]) + most)
+
     def forgotten(self, slots: Iterable[int]) -> None:
         """Drop what is known of requests whose slots are free now."""
         given_back = []
         for slot in slots:
-            chunk = self.chunks.pop(slot, None)
-            if chunk is not None and chunk.stored is not None:
-                given_back.append(chunk.stored)
+            chunk = self.chunks.pop(slot, None) if self.chunks else None
+            if chunk is not None:
+                self.num_keeping -= len(chunk.kept)
+                if chunk.stored is not None:
+                    given_back.append(chunk.stored)
             for known in (self.times_s, self.early, self.attached, self.numbers):
                 known.pop(slot, None)
         if given_back:
