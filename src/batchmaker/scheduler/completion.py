@@ -66,7 +66,8 @@ class Completion:
         ids = list[RequestId]()
         if answered and num_over:
             ids = found[TURN + num_over : TURN + 2 * num_over].tolist()
-            self._kept(over, found[TURN + 2 * num_over : TURN + 4 * num_over].reshape(2, num_over))
+            if state.chunks:
+                self._kept(over, found[TURN + 2 * num_over : TURN + 4 * num_over].reshape(2, num_over))
         if num_dying:
             state.dying = np.concatenate((state.dying, found[at - num_dying : at]))
         if num_stopped and state.observed:
@@ -214,15 +215,13 @@ class Completion:
         Returns a Reserve for the host tables if the arena has grown.
         """
         state = self._state
-        if not state.num_keeping or not state.fit_kept() or not state.plan_rows:
+        if not state.fit_kept() or not state.plan_rows:
             return []
         return [Reserve(state.tables.all_host(), state.arena.node_capacity)]
 
     def _kept(self, answered: Nodes, stored: Nodes) -> None:
         """Note what the sequences of answered requests keep. stored: see `store_kept`."""
         state = self._state
-        if not state.chunks:
-            return
         made = state.store.put([
             (chunk.sequence, base, first, len(chunk.kept))
             for slot, base, first in zip(answered.tolist(), *stored.tolist(), strict=True)
@@ -269,7 +268,8 @@ class Completion:
         """Forget answered requests. Those with steps of loops on a worker, submitted ahead, are forgotten later."""
         state = self._state
         dying, stored = leave.leave(state.arena.tables, answered)
-        self._kept(answered, stored)
+        if state.chunks:
+            self._kept(answered, stored)
         if len(dying):
             state.dying = np.concatenate((state.dying, dying))
 

@@ -71,7 +71,7 @@ from batchmaker.scheduler.memory import fitting, largest_holder
 from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.priorities import usual_rank
 from batchmaker.scheduler.rows import NoMemoryError
-from batchmaker.scheduler.sequence_store import StoredNodes, bases_of
+from batchmaker.scheduler.sequence_store import StoredNodes
 from batchmaker.scheduler.state import NO_NODES, SchedulerState, TaskEntry
 from batchmaker.scheduler.steps import HEADER, NUM_STEPS, ON_WORKER, ROWS_WANTED
 from batchmaker.scheduler.turn import (
@@ -286,8 +286,8 @@ class Scheduler(View):
             ranks.append(usual_rank(event.priority) if event.priority else 0)
             numbers.append(form.number)
         state.check_new(ids)
-        stored = state.stored(events)
-        return forms, stored, np.array((ids, ranks, numbers, bases_of(stored)), np.int64)
+        stored, bases = state.store.latest(events)
+        return forms, stored, np.array((ids, ranks, numbers, bases), np.int64)
 
     def _arrived(self, events: Sequence[RequestArrived], known: Known | None, commands: list[Command]) -> None:
         """Take requests that arrived together. known: see `_known`."""
@@ -322,8 +322,10 @@ class Scheduler(View):
         """Note that requests have arrived and begun in a compiled call. bases: the first nodes of their graphs."""
         state, (forms, stored, arrived) = self._state, known
         state.enter(slots, events, stored)
+        has_regions = False
         for event, form, slot, base, kept_base in zip(events, forms, slots, bases, arrived[3].tolist(), strict=True):
             graph = event.graph
+            has_regions |= graph.region is not None
             commands.append(Admit(event.request, slot, graph.first, base, graph.num_nodes, form.host_tables, kept_base))
         if state.chunks:
             self._completion.will_keep(slots, [event.graph for event in events])
@@ -332,8 +334,8 @@ class Scheduler(View):
             state.watched.begin(slots, self.now_s)
         if state.frontiers is not None and state.frontiers.kept:
             state.frontiers.admit(np.array([(b, e.graph.num_nodes) for b, e in zip(bases, events, strict=True)]), ())
-        over = self._begin_regions([event.graph for event in events], slots, bases, commands)
-        if len(over):
+        if has_regions:
+            over = self._begin_regions([event.graph for event in events], slots, bases, commands)
             self._reply_if_done(over, commands)
 
     def _begin(self, graphs: Sequence[CellGraph], slots: Sequence[int], commands: list[Command]) -> None:
@@ -442,7 +444,7 @@ class Scheduler(View):
             entry, first, end = self._completion.entry_of(finished), finished.first, finished.end
             task, busy_s = entry.steps, finished.busy_s
             answer = not (finished.failed or state.attached or self._frames.slots)
-            if answer:
+            if answer and state.num_keeping:
                 commands += self._completion.fit_kept()
             stopped = NEVER if finished.stopped is None else np.array(finished.stopped, np.bool_)
             if busy_s > 0:
@@ -571,7 +573,8 @@ class Scheduler(View):
         state = self._state
         done = end_those_done(state.arena.requests, slots)
         if len(done):
-            commands += self._completion.fit_kept()
+            if state.num_keeping:
+                commands += self._completion.fit_kept()
             ids = state.arena.requests[ID, done].tolist()
             self._completion.leave(done)
             self._answered(done, ids, commands)

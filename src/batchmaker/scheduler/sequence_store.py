@@ -20,7 +20,7 @@ from batchmaker.errors import InvariantError
 from batchmaker.scheduler import extents
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.copies import earlier_node
-from batchmaker.scheduler.events import SequenceId
+from batchmaker.scheduler.events import RequestArrived, SequenceId
 from batchmaker.scheduler.layout import (
     DONE,
     FIRST_EDGE,
@@ -136,22 +136,28 @@ class SequenceStore:
         self._undecided: dict[SequenceId, StoredNodes | None] = {}
         self.in_use: dict[int, StoredNodes] = {}  # by first node
 
-    def latest(self, wanted: Sequence[tuple[SequenceId | None, int]]) -> list[StoredNodes | None]:
-        """Return the stored nodes of the sequences of new requests. Who has a request in flight counts as a user.
+    def latest(self, events: Sequence[RequestArrived]) -> tuple[list[StoredNodes | None], list[int]]:
+        """Return what the sequences of new requests keep, and the first node of each; None and 0 if nothing.
 
-        wanted: each sequence, None for no sequence, and the number of stored nodes that the request's graph begins
-        from. InvariantError if a sequence keeps another number. Of one that keeps none it is None.
+        Who has a request in flight counts as a user. InvariantError if a sequence keeps another number of nodes than
+        the request's graph begins from. Requests outside sequences have nothing.
         """
         if self._undecided:
-            self.decide([sequence for sequence, _ in wanted if sequence in self._undecided], ())
-        found = list[StoredNodes | None]()
-        for sequence, num_nodes in wanted:
-            stored = None if sequence is None else self._latest.get(sequence)
-            have = 0 if stored is None else stored.num_nodes
-            if sequence is not None and have != num_nodes:
-                raise InvariantError(f"sequence {sequence} keeps {have} nodes; its next request counts on {num_nodes}")
+            self.decide(
+                [mine for event in events if (mine := event.sequence) in self._undecided and mine is not None], ()
+            )
+        found, bases = list[StoredNodes | None](), list[int]()
+        for event in events:
+            stored = None
+            if event.sequence is not None:
+                stored, wanted = self._latest.get(event.sequence), event.graph.first
+                have = 0 if stored is None else stored.num_nodes
+                if have != wanted:
+                    said = f"sequence {event.sequence} keeps {have} nodes; its next request counts on {wanted}"
+                    raise InvariantError(said)
             found.append(stored)
-        return found
+            bases.append(0 if stored is None else stored.base)
+        return found, bases
 
     def give_back(self, given: Sequence[StoredNodes]) -> None:
         """Count one user less of each. Without users, their numbers are freed, and the rows that they still have."""
@@ -227,11 +233,6 @@ class SequenceStore:
         stored = self._latest.pop(sequence, None)
         if stored is not None:
             self.give_back((stored,))
-
-
-def bases_of(stored: Sequence[StoredNodes | None]) -> list[int]:
-    """Return the first of each of these stored nodes; 0 for none."""
-    return [0 if mine is None else mine.base for mine in stored]
 
 
 @compiled_within

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ from batchmaker.scheduler.priorities import Priorities
 from batchmaker.scheduler.progress import count_submitted, free_rows
 from batchmaker.scheduler.queues import order_again
 from batchmaker.scheduler.rows import RowPool, Tables
-from batchmaker.scheduler.sequence_store import KeptLists, SequenceStore, StoredNodes, bases_of
+from batchmaker.scheduler.sequence_store import KeptLists, SequenceStore, StoredNodes
 from batchmaker.scheduler.watched import WatchedRequests
 
 Nodes = NDArray[np.int64]
@@ -81,7 +81,7 @@ class ChunkNodes:
 
     sequence: SequenceId
     stored: StoredNodes | None
-    kept: Nodes = field(default_factory=lambda: NO_NODES)
+    kept: Nodes
 
 
 @dataclass(slots=True)
@@ -187,8 +187,7 @@ class SchedulerState:
         fresh[ID], fresh[OPEN] = ids, [event.open for event in events]
         fresh[OWNS], fresh[IN_USE], fresh[ALIVE] = fresh[OPEN], 1, 1
         fresh[FIRST] = fresh[LAST] = NOWHERE
-        stored = self.stored(events)
-        fresh[STORED] = bases_of(stored)
+        stored, fresh[STORED] = self.store.latest(events)
         arena.requests[:, slots] = fresh
         self.enter(slots, events, stored)
         for event, slot in zip(events, slots, strict=True):
@@ -202,20 +201,16 @@ class SchedulerState:
             twice = [one for i, one in enumerate(ids) if one in self.requests or one in ids[:i]]
             raise InvariantError(f"request {twice[0]} arrived twice")
 
-    def stored(self, events: Sequence[RequestArrived]) -> Sequence[StoredNodes | None]:
-        """Return what the sequences of these requests keep; None for nothing, and for requests outside sequences."""
-        return self.store.latest([(event.sequence, event.graph.first) for event in events])
-
     def enter(
         self, slots: Sequence[int], events: Sequence[RequestArrived], stored: Sequence[StoredNodes | None]
     ) -> None:
-        """List requests that have their slots. stored: see `stored`; it is lent to them."""
+        """List requests that have their slots. stored: what their sequences keep, which is lent to them."""
         for event, slot, mine in zip(events, slots, stored, strict=True):
             self.requests[event.request] = slot
             if event.deadline_s is not None:
                 self.times_s[slot] = event.at_s, event.deadline_s
             if event.sequence is not None:
-                self.chunks[slot] = ChunkNodes(event.sequence, mine)
+                self.chunks[slot] = ChunkNodes(event.sequence, mine, NO_NODES)
                 if mine is not None:
                     mine.num_users += 1
 
@@ -241,15 +236,17 @@ class SchedulerState:
 
     def forgotten(self, slots: Iterable[int]) -> None:
         """Drop what is known of requests whose slots are free now."""
-        given_back = []
+        given_back = list[StoredNodes]()
+        known: list[dict[int, Any]] = [self.times_s, self.early, self.attached, self.numbers]
+        known = list(filter(None, known))  # most have nothing
         for slot in slots:
             chunk = self.chunks.pop(slot, None) if self.chunks else None
             if chunk is not None:
                 self.num_keeping -= len(chunk.kept)
                 if chunk.stored is not None:
                     given_back.append(chunk.stored)
-            for known in (self.times_s, self.early, self.attached, self.numbers):
-                known.pop(slot, None)
+            for few in known:
+                few.pop(slot, None)
         if given_back:
             self.store.give_back(given_back)
 
