@@ -109,15 +109,25 @@ class Recogniser(bm.Model):
         return h, h
 
 
-def test_a_chunk_of_each_of_fifty_sequences(calls: Calls) -> None:
+@pytest.fixture
+def ask(calls: Calls) -> Iterator[Callable[[int], None]]:
+    """A function that asks for a chunk of so many of fifty sequences."""
     frames = np.ones((2, 4), np.float32)
     with bm.Engine(Recogniser(), SLOW, threads=1) as engine:
         sequences = [engine.open_sequence() for _ in range(50)]
 
-        def ask(count: int = 50) -> None:
+        def ask(count: int) -> None:
             for answer in reversed(engine.submit_chunks([(sequence, frames) for sequence in sequences[:count]])):
                 answer.result(60)  # the last is done last: nobody waits for the others
 
         for _ in range(4):
-            ask()
-        assert (calls.of(ask) - calls.of(lambda: ask(1))) / 49 <= 8
+            ask(50)
+        yield ask
+
+
+def test_one_chunk_alone(ask: Callable[[int], None], calls: Calls) -> None:
+    assert calls.of(lambda: ask(1)) <= 280
+
+
+def test_each_further_chunk_of_other_sequences(ask: Callable[[int], None], calls: Calls) -> None:
+    assert (calls.of(lambda: ask(50)) - calls.of(lambda: ask(1))) / 49 <= 8

@@ -53,7 +53,14 @@ class Arrivals:
         Unfolding.
         """
         sights = self._templates.look(
-            [(one.model_id, one.request, self._before(one)) for one in tickets],
+            [
+                (
+                    one.model_id,
+                    one.request,
+                    None if (c := one.chunk) is None else self._before(one) if c.last else c.sequence.state,
+                )
+                for one in tickets
+            ],
             level,
         )
         drawn: list[Drawn | None] = [None] * len(tickets)

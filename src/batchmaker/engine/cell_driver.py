@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Any, Final, cast, final
 
 import torch
@@ -220,45 +221,48 @@ class CellDriver:
             if self._record is not None:
                 self._record(events, commands)
             woken: list[InFlight] = []  # a value was read for them
-            admits, reads, replies = list[Admit](), list[Read](), list[Reply]()
-            for command in commands:
-                kind = type(command)
-                if kind is Reply:
-                    replies.append(cast(Reply, command))
-                elif replies:
-                    self._reply(replies)
-                    replies = []
+            admits, reads = list[Admit](), list[Read]()
+            for kind, alike in groupby(commands, type):
                 if kind is Admit:
-                    admits.append(cast(Admit, command))
-                elif kind is Read:
-                    reads.append(cast(Read, command))
-                elif admits or reads:
+                    admits += cast(Iterable[Admit], alike)
+                    continue
+                if kind is Read:
+                    reads += cast(Iterable[Read], alike)
+                    continue
+                if admits or reads:
                     self._admit(admits, reads, woken)
                     admits, reads = [], []
-                if kind is RunTask:
-                    self._run(cast(RunTask, command), woken)
-                elif kind is Reserve:
-                    self._executor.reserve(cast(Reserve, command))
-                elif kind is NodesBegun:
-                    self._brought.enter((), (), cast(NodesBegun, command).num_nodes)
-                elif kind is Collect:
-                    self._collect(cast(Collect, command))
-                elif kind is Decided:
-                    decided = cast(Decided, command)
-                    request = self._in_flight[decided.request]
-                    request.outputs = decided.outputs
-                    request.ticket.num_cells = decided.num_nodes
-                elif kind is Fail:
-                    self._fail(cast(Fail, command))
-                elif kind is StateStored:
-                    self._go_on(cast(StateStored, command))
+                if kind is Reply:
+                    self._reply(cast(Iterable[Reply], alike))
+                    continue
+                for command in alike:
+                    if kind is RunTask:
+                        self._run(cast(RunTask, command), woken)
+                    else:
+                        self._carry_out(command, woken)
             if admits or reads:
                 self._admit(admits, reads, woken)
-            if replies:
-                self._reply(replies)
             if self._unwritten:
                 self._fill(woken)
             events = self._following(woken) if woken or self.sequences.has_news else ()
+
+    def _carry_out(self, command: Command, woken: list[InFlight]) -> None:
+        """Carry out a command that is not carried out together with those beside it."""
+        match command:
+            case Reserve():
+                self._executor.reserve(command)
+            case NodesBegun():
+                self._brought.enter((), (), command.num_nodes)
+            case Collect():
+                self._collect(command)
+            case Decided():
+                request = self._in_flight[command.request]
+                request.outputs = command.outputs
+                request.ticket.num_cells = command.num_nodes
+            case Fail():
+                self._fail(command)
+            case StateStored():
+                self._go_on(command)
 
     def _run(self, task: RunTask, woken: list[InFlight]) -> None:
         self.stats.tasks += 1
@@ -433,7 +437,7 @@ class CellDriver:
         request.error = error
         woken.append(request)
 
-    def _reply(self, commands: Sequence[Reply]) -> None:
+    def _reply(self, commands: Iterable[Reply]) -> None:
         """All values that these requests need are computed: answer them together."""
         over = list[InFlight]()
         for command in commands:

@@ -167,7 +167,8 @@ class Sequence:
         self, chunk: Any, deadline_ms: float | None = None, now_s: float | None = None, *, last: bool = False
     ) -> Ticket:
         """Return the ticket of the next chunk, which is not sent yet. For the engine itself; see `submit`, `finish`."""
-        self._check()
+        if self._entry.ended or self._end_asked:
+            self._check()
         due_ms = self._deadline_ms if deadline_ms is None else deadline_ms
         ticket = self._make_ticket(owned(chunk), due_ms, now_s=now_s)
         ticket.chunk, ticket.worker = Chunk(self._entry, self._era, last=last and self._takes_last), self._worker

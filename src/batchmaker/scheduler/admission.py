@@ -177,16 +177,14 @@ class GraphAdmission:
         graphs: Sequence[CellGraph],
         slots: Sequence[int],
         earlier: Callable[[int], LocalNumbers | None] = lambda _: None,
-        kept_bases: Sequence[int] = (),
     ) -> Admitted:
         """Write graphs into the arena, each with the slot of its request.
 
-        - earlier: for a graph, by its place in `graphs`, the numbers of the nodes before its own, or None. Their nodes
-          may be unfinished only if there is a single graph. It is not called for a known graph.
-        - kept_bases: for each graph, the first of the stored nodes of its sequence; 0 if it has none. May be left out
-          if no graph has any.
+        earlier: for a graph, by its place in `graphs`, the numbers of the nodes before its own, or None. They may be
+        unfinished only if there is a single graph. It is not called for a known graph.
 
-        Afterwards every node has its sources, uses, pending and fetch bits. Every subgraph has its count of external
+        Afterwards every node has its sources, uses, pending and fetch bits; the request's sequence is a reader of those
+        of these nodes that it keeps. Every subgraph has its count of external
         inputs that are not done. No node is in a queue yet. Numbers are given in the order of the graphs, whether
         they are known or new.
         """
@@ -196,17 +194,14 @@ class GraphAdmission:
         if arena.fit(NODES, sizes) and self._plan_rows:
             result.reserves.append(Reserve(self._tables.all_host(), arena.node_capacity))
         bases, of = arena.allocate(NODES, sizes), np.array(slots, np.int64)
-        kept = np.array(kept_bases, np.int64) if kept_bases else np.zeros(count, np.int64)
         at = 0
         while at < count:
             begin = at
-            forms = self._copies.known(graphs, of, kept, begin)
+            forms = self._copies.known(graphs, of, begin)
             if forms:
                 at += len(forms)
                 mine = slice(begin, at)
-                result.ready.append(
-                    self._copies.write(forms, of[mine], bases[mine], kept[mine], result.extents[:, mine])
-                )
+                result.ready.append(self._copies.write(forms, of[mine], bases[mine], result.extents[:, mine]))
                 result.host_tables += [form.host_tables for form in forms]
                 continue
             remember = self._is_shared(graphs[at])
@@ -265,6 +260,9 @@ class GraphAdmission:
             self._edges(edges, nodes, lengths, extents, result)
         for steps in own:  # until the run has ended
             arena.uses[steps] += 1
+        for graph, base in zip(graphs, bases, strict=True):
+            if graph.kept is not None:
+                arena.uses[graph.kept[graph.kept >= graph.first] + base - graph.first] += 1
         if self._plan_rows:
             self._fetches(graphs, to_node)
         result.ready.append(subgraphs[arena.external[subgraphs] == 0])

@@ -142,6 +142,7 @@ class Arena:
         self.free: Ids = np.full((KINDS, SIZE_CLASSES), NOWHERE, np.int64)
         self.counts: Ids = np.zeros(COUNTS, np.int64)
         self.depth_of: Ids = np.zeros(0, np.int64)
+        self.keeps: Ids = np.zeros(1024, np.int64)
         self.rules: Ids = np.zeros(RULES, np.int64)
         self.budget_s: NDArray[np.float64] = np.zeros((1, 1))
         self.place: Ids = np.full(n, -1, np.int64)  # scratch of admission, all -1 between calls

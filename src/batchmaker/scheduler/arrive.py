@@ -9,16 +9,17 @@ from batchmaker.compiled import compiled, compiled_inline, compiled_within
 from batchmaker.scheduler import extents
 from batchmaker.scheduler.admission import enter_extents
 from batchmaker.scheduler.copies import (
+    COPY_FIELDS,
     EDGES_FROM,
     FORM,
     FORM_BASE,
     FORM_END,
     FORM_SIZE,
     FORM_TYPE,
-    KEPT,
     SLOT,
     SUBGRAPHS_FROM,
     Forms,
+    all_fit,
     forms_at,
     write_copies,
 )
@@ -51,6 +52,7 @@ from batchmaker.scheduler.layout import (
     RANK,
     REQUEST_FIELDS,
     SLOTS,
+    STORED,
     SUBGRAPHS,
 )
 from batchmaker.scheduler.progress import release
@@ -122,7 +124,7 @@ def begin_copies(state: State, forms: Forms, slots: Ids, numbers: Ids) -> Ids:
         state.nodes, state.subgraphs, state.requests, state.types, state.free, state.counts,
     )  # fmt: skip
     count = len(numbers)
-    columns, where = np.zeros((EXTENT_FIELDS, count), np.int64), np.zeros((KEPT + 1, count), np.int64)
+    columns, where = np.zeros((EXTENT_FIELDS, count), np.int64), np.zeros((COPY_FIELDS, count), np.int64)
     for i in range(count):
         form = numbers[i]
         columns[FIRST_LOCAL, i], columns[NUM_NODES, i] = forms.counts[0, form], forms.counts[1, form]
@@ -146,16 +148,19 @@ def begin_copies(state: State, forms: Forms, slots: Ids, numbers: Ids) -> Ids:
 
 
 @compiled
-def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: Ids) -> Ids:
+def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: Ids, stored: Ids) -> Ids:
     """Take requests with copies of known graphs, none of them empty, and queue what is ready.
 
-    ids, ranks, numbers: [requests] the number of each, its rank, and the number of its form. Returns [2, requests]
-    their slots, and the first nodes of their graphs; with no columns, and nothing changed, if some table lacks room.
+    ids, ranks, numbers, stored: [requests] the number of each, its rank, the number of its form, and the first of the
+    nodes that its sequence keeps (0 if none). Returns [2, requests] their slots, and the first nodes of their graphs;
+    with no columns, and nothing changed, if some table lacks room or a sequence keeps nodes of other types.
     """
     state, forms = state_at(addresses), forms_at(forms_addresses)
-    if not (has_room(state, forms, numbers) and _has_slots(state, len(ids))):
+    if not (all_fit(state, forms, numbers, stored) and has_room(state, forms, numbers) and _has_slots(state, len(ids))):
         return np.empty((2, 0), np.int64)
     slots = _take_slots(state, ids, ranks)
+    for i in range(len(slots)):
+        state.requests[STORED, slots[i]] = stored[i]
     bases = begin_copies(state, forms, slots, numbers)
     found = np.empty((2, len(ids)), np.int64)
     for i in range(len(ids)):  # numba compiles for seconds what it would say of slices that do not fit

@@ -20,7 +20,7 @@ from batchmaker.scheduler import leave
 from batchmaker.scheduler.commands import Command, Read, Reserve, StateStored, StoredRow
 from batchmaker.scheduler.copies import earlier_nodes, fetch_late
 from batchmaker.scheduler.events import RequestId, SequenceId, StepsFinished
-from batchmaker.scheduler.layout import BASE, FIRST, FIRST_LOCAL, ID, LAST, NOWHERE
+from batchmaker.scheduler.layout import ID, NOWHERE
 from batchmaker.scheduler.progress import let_go, release
 from batchmaker.scheduler.retire import RETIRED
 from batchmaker.scheduler.rows import NoMemoryError, RowPool
@@ -62,8 +62,12 @@ class Completion:
         """
         state, arena, run = self._state, self._state.arena, entry.run
         num_over, num_dying, num_done, num_stopped = counts[:RETIRED]
-        over, at = found[TURN : TURN + num_over], TURN + num_over * (2 if answered else 1) + num_dying
-        ids: list[RequestId] = found[TURN + num_over : TURN + 2 * num_over].tolist() if answered else []
+        over, at = found[TURN : TURN + num_over], TURN + num_over * (4 if answered else 1) + num_dying
+        ids = list[RequestId]()
+        if answered and num_over:
+            ids = found[TURN + num_over : TURN + 2 * num_over].tolist()
+            if state.chunks:
+                self._kept(over, found[TURN + 2 * num_over : TURN + 4 * num_over].reshape(2, num_over))
         if num_dying:
             state.dying = np.concatenate((state.dying, found[at - num_dying : at]))
         if num_stopped and state.observed:
@@ -116,24 +120,24 @@ class Completion:
 
     # --- unfold functions that wait --------------------------------------------------------------------------
 
-    def fetch_late(self, graphs: Sequence[tuple[int, CellGraph, int]]) -> dict[int, list[Read]]:
-        """Serve fetches of nodes from before these extensions: (slot, extension, first stored node of its sequence).
+    def fetch_late(self, graphs: Sequence[tuple[int, CellGraph]]) -> dict[int, list[Read]]:
+        """Serve fetches of nodes from before these extensions: (slot, extension).
 
         Returns, by slot, a Read for each output of nodes that are done. For nodes on a worker the Read comes when they
         are done. Nodes that are not submitted need none: their own step fetches the output.
         """
-        state, wanted = self._state, list[tuple[int, int, int, int]]()
-        for slot, graph, kept_base in graphs:
+        state, wanted = self._state, list[tuple[int, int, int]]()
+        for slot, graph in graphs:
             for fetch in graph.fetches:
                 for local in fetch.nodes.tolist():
                     if local < graph.first:
-                        wanted.append((slot, kept_base, local, fetch.output))
+                        wanted.append((slot, local, fetch.output))
         reads: dict[int, list[Read]] = {}
         if wanted and state.plan_rows:
             places = np.array(wanted, np.int64).T.copy()
             found = fetch_late(state.arena.tables, places).T.tolist()
             ids = state.arena.requests[ID, places[0]].tolist()
-            for (slot, _, _, output), request, (node, table, row, tail) in zip(wanted, ids, found, strict=True):
+            for (slot, _, output), request, (node, table, row, tail) in zip(wanted, ids, found, strict=True):
                 if row != NOWHERE:
                     reads.setdefault(slot, []).append(Read(request, node, output, table, row))
                 elif tail != NOWHERE:
@@ -152,14 +156,11 @@ class Completion:
             if bits >> output & 1
         ]
 
-    def drop_handles(self, dropped: Sequence[tuple[int, int, int, int]]) -> None:
-        """Note that unfold functions can no longer use some nodes.
-
-        dropped: slot, first stored node of its sequence, first local node, and their number.
-        """
+    def drop_handles(self, dropped: Sequence[tuple[int, int, int]]) -> None:
+        """Note that unfold functions can no longer use some nodes: their slot, first local node, and number."""
         if dropped:
             places = np.array(dropped, np.int64).T.copy()
-            self._drop(np.stack((earlier_nodes(self._state.arena.tables, places), places[3]), axis=1))
+            self._drop(np.stack((earlier_nodes(self._state.arena.tables, places), places[2]), axis=1))
 
     def drop_all(self, ended: Sequence[int]) -> None:
         """Note that the unfold functions of these requests have ended: they can use no node any more. ended: slots."""
@@ -182,48 +183,53 @@ class Completion:
 
     # --- sequences ---------------------------------------------------------------------------------------------
 
-    def will_keep(self, slots: Sequence[int], local: Sequence[Nodes]) -> None:
-        """Count the requests' sequences as readers of local nodes, [nodes] of each request. Each is named once.
+    def will_keep(self, slots: Sequence[int], graphs: Sequence[CellGraph]) -> None:
+        """Note what the sequences of requests keep after them, if these graphs of theirs say it.
 
-        Stored nodes already have their sequence as a reader.
+        The sequence reads the nodes of these graphs and stored nodes already; here it does earlier nodes of the
+        request.
         """
-        state, arena = self._state, self._state.arena
-        chunks = [state.chunks[slot] for slot in slots]
-        num_stored = [0 if chunk.stored is None else chunk.stored.extent.num_nodes for chunk in chunks]
-        counts = [len(nodes) for nodes in local]
-        joined, ends = np.concatenate(local), np.cumsum(counts)
-        is_fresh = joined >= np.repeat(num_stored, counts)
-        first = arena.requests[FIRST, slots]
-        if (first == arena.requests[LAST, slots]).all():
-            own = arena.extents[BASE, first] - arena.extents[FIRST_LOCAL, first]
-            before = [0 if chunk.stored is None else chunk.stored.extent.base for chunk in chunks]
-            kept = joined + np.where(is_fresh, np.repeat(own, counts), np.repeat(before, counts))
-        else:
-            kept = np.concatenate([state.numbers_of(slot, nodes) for slot, nodes in zip(slots, local, strict=True)])
-        for chunk, end, count in zip(chunks, ends.tolist(), counts, strict=True):
-            chunk.kept = kept[end - count : end]
-        arena.uses[kept[is_fresh]] += 1
+        state = self._state
+        keeping = list[tuple[int, Nodes]]()
+        for slot, graph in zip(slots, graphs, strict=True):
+            kept = graph.kept
+            if kept is None:
+                continue
+            keeping.append((slot, kept))
+            stored = state.chunks[slot].stored
+            num_stored = 0 if stored is None else stored.num_nodes
+            if num_stored < graph.first:
+                state.arena.uses[state.numbers_of(slot, kept[(kept >= num_stored) & (kept < graph.first)])] += 1
+        if keeping:
+            state.keep(keeping)
 
     def keep_decided(self, slot: int, nodes: Sequence[int]) -> None:
         """Let the sequence of a request keep these nodes, too, behind those that were known when it began."""
-        chunk, more = self._state.chunks[slot], np.array(nodes, np.int64)
-        chunk.kept = more if chunk.kept is None else np.concatenate((chunk.kept, more))
+        more = np.array(nodes, np.int64)
+        self._state.keep([(slot, np.concatenate((self._state.chunks[slot].kept, -1 - more)))])
         self._state.arena.uses[more] += 1
 
-    def keep(self, answered: Nodes) -> list[Reserve]:
-        """Store the nodes that the sequences of these computed requests keep; see SequenceStore.put.
+    def fit_kept(self) -> list[Reserve]:
+        """Have room to store what sequences keep after the requests in flight, before one of these is answered.
 
         Returns a Reserve for the host tables if the arena has grown.
         """
         state = self._state
-        chunks = [chunk for slot in answered.tolist() if (chunk := state.chunks.get(slot)) is not None]
-        if not chunks:
+        if not state.fit_kept() or not state.plan_rows:
             return []
-        made, grown = state.store.put([(c.sequence, NO_NODES if c.kept is None else c.kept) for c in chunks])
+        return [Reserve(state.tables.all_host(), state.arena.node_capacity)]
+
+    def _kept(self, answered: Nodes, stored: Nodes) -> None:
+        """Note what the sequences of answered requests keep. stored: see `store_kept`."""
+        state = self._state
+        made = state.store.put([
+            (chunk.sequence, base, first, len(chunk.kept))
+            for slot, base, first in zip(answered.tolist(), *stored.tolist(), strict=True)
+            if (chunk := state.chunks.get(slot)) is not None
+        ])  # fmt: skip
         if state.depths is not None:
-            for stored in made:
-                state.depths.rest(stored.nodes)
-        return [Reserve(state.tables.all_host(), state.arena.node_capacity)] if grown and state.plan_rows else []
+            for nodes in made:
+                state.depths.rest(nodes.nodes)
 
     def restore(self, sequence: SequenceId, types: Sequence[TypeId]) -> list[Command]:
         """Let a sequence that keeps nothing keep new nodes of these types. Returns how tables grow, and StateStored."""
@@ -261,7 +267,9 @@ class Completion:
     def leave(self, answered: Nodes) -> None:
         """Forget answered requests. Those with steps of loops on a worker, submitted ahead, are forgotten later."""
         state = self._state
-        dying = leave.leave(state.arena.tables, answered)
+        dying, stored = leave.leave(state.arena.tables, answered)
+        if state.chunks:
+            self._kept(answered, stored)
         if len(dying):
             state.dying = np.concatenate((state.dying, dying))
 

@@ -51,6 +51,7 @@ from batchmaker.scheduler.layout import (
     SIZE,
     SPAN,
     STATE,
+    STORED,
     SUBGRAPH,
     SUBGRAPHS,
     TYPE,
@@ -73,7 +74,7 @@ _UNSET: Final = -1
 _SUBGRAPH, _PENDING, _USES, _FETCH, _NUM_EDGES, _FIRST_EDGE = range(6)
 FORM_TYPE, _HEAD, FORM_SIZE, _SPAN, _EXTERNAL, FORM_END, _OPEN = range(7)
 _PORT, _NODE, _SOURCE, _TABLE, _REACH = range(5)
-FORM, SLOT, FORM_BASE, SUBGRAPHS_FROM, EDGES_FROM, KEPT = range(6)
+FORM, SLOT, FORM_BASE, SUBGRAPHS_FROM, EDGES_FROM, COPY_FIELDS = range(6)
 _COUNTS: Final = (FIRST_LOCAL, NUM_NODES, NUM_SUBGRAPHS, EXTENT_NUM_EDGES)  # of an extent, alike in all copies
 
 
@@ -140,12 +141,14 @@ class GraphForm:
     - host_tables: see Admit.
     - reads_kept: whether the graph reads earlier nodes: those of the request's graphs before this one, and stored ones.
       Their local numbers and cell types are in the table `kept`.
+    - fetches_earlier: whether outputs of such nodes go to the host.
     """
 
     number: int
     graph: CellGraph
     host_tables: tuple[TableId, ...]
     reads_kept: bool
+    fetches_earlier: bool
 
 
 @final
@@ -182,12 +185,12 @@ class GraphCopies:
     def forms_of(self, events: Sequence[RequestArrived]) -> list[GraphForm] | None:
         """Return the forms of these requests' graphs.
 
-        None if one is not known, empty or of a sequence, or if it may get more nodes.
+        None if one is not known or empty, if it may get more nodes, or if it fetches what its sequence has kept.
         """
         forms, found = self._forms, list[GraphForm]()
         for event in events:
             form = forms.get(id(event.graph))
-            if form is None or not event.graph.num_nodes or event.open or event.sequence is not None:
+            if form is None or form.fetches_earlier or not event.graph.num_nodes or event.open:
                 return None
             found.append(form)
         return found
@@ -201,11 +204,11 @@ class GraphCopies:
         counts: list[int] = self._counts.columns[:, form].tolist()
         return counts
 
-    def known(self, graphs: Sequence[CellGraph], slots: Ids, kept_bases: Ids, begin: int) -> list[GraphForm]:
+    def known(self, graphs: Sequence[CellGraph], slots: Ids, begin: int) -> list[GraphForm]:
         """Return the forms of the graphs from `begin` on, up to the first that must be admitted as a new one.
 
-        kept_bases: first of the stored nodes of the request's sequence. These and the request's own earlier nodes must
-        have the types that the form expects, and be done.
+        The stored nodes of the request's sequence and its own earlier nodes must have the types that the form expects,
+        and be done.
         """
         forms, found = self._forms, list[GraphForm]()
         for graph in graphs[begin:]:
@@ -214,8 +217,8 @@ class GraphCopies:
                 break
             found.append(form)
         if any(form.reads_kept for form in found):
-            numbers, mine = np.array([form.number for form in found], np.int64), slice(begin, begin + len(found))
-            found = found[: num_fitting(self._arena.tables, self.tables, numbers, slots[mine], kept_bases[mine])]
+            numbers = np.array([form.number for form in found], np.int64)
+            found = found[: num_fitting(self._arena.tables, self.tables, numbers, slots[begin : begin + len(found)])]
         return found
 
     def begin(self, base: int, count: int) -> None:
@@ -259,7 +262,9 @@ class GraphCopies:
         sources, kept = self._known_sources(extent, is_host, earlier)
         self._sources.add(number, sources if self._keeps_sources or kept.size else sources[:, :0])
         self._kept.add(number, kept)
-        self._forms[id(graph)] = GraphForm(number, graph, host_tables, bool(kept.size))
+        self._forms[id(graph)] = GraphForm(
+            number, graph, host_tables, bool(kept.size), graph.first > 0 and graph.fetches_earlier
+        )
 
     def _known_sources(
         self, extent: Extent, is_host: NDArray[np.bool_], earlier: LocalNumbers | None
@@ -285,7 +290,7 @@ class GraphCopies:
         reach[has_reach] = arena.reach[:, nodes][port[has_reach], node[has_reach]]
         return np.array([port, node, np.where(is_value, local, _NO_SOURCE), table, reach]), np.stack((kept, types))
 
-    def write(self, forms: Sequence[GraphForm], slots: Ids, bases: Ids, kept_bases: Ids, columns: Ids) -> Ids:
+    def write(self, forms: Sequence[GraphForm], slots: Ids, bases: Ids, columns: Ids) -> Ids:
         """Write known graphs, each with the slot of its request and the first number of its nodes.
 
         Afterwards the arena is as after their first admission, but for the numbers, and `columns` [EXTENT_FIELDS,
@@ -299,12 +304,12 @@ class GraphCopies:
             arena.fit(kind, columns[count])
             columns[first] = arena.allocate(kind, columns[count])
         columns[BASE] = bases
-        where = np.stack((numbers, slots, bases, columns[FIRST_SUBGRAPH], columns[EXTENT_FIRST_EDGE], kept_bases))
+        where = np.stack((numbers, slots, bases, columns[FIRST_SUBGRAPH], columns[EXTENT_FIRST_EDGE]))
         return _write(arena.tables, self.tables, where)
 
 
 @compiled_within
-def earlier_node(state: State, slot: int, kept_base: int, local: int) -> int:
+def earlier_node(state: State, slot: int, local: int) -> int:
     """Return the number of a local node of a request: its own, or a stored node of its sequence."""
     extent = state.requests[FIRST, slot]
     while extent != NOWHERE:
@@ -312,52 +317,67 @@ def earlier_node(state: State, slot: int, kept_base: int, local: int) -> int:
         if 0 <= place < state.extents[NUM_NODES, extent]:
             return int(state.extents[BASE, extent] + place)
         extent = state.extents[NEXT, extent]
-    return kept_base + local
+    return int(state.requests[STORED, slot] + local)
 
 
 @compiled
 def earlier_nodes(addresses: Ids, places: Ids) -> Ids:
-    """Return node numbers. places: [3 or more, nodes] slot, first of the sequence's stored nodes, and local node."""
+    """Return node numbers. places: [2 or more, nodes] slot, and local node."""
     state, found = state_at(addresses), np.empty(places.shape[1], np.int64)
     for i in range(places.shape[1]):
-        found[i] = earlier_node(state, places[0, i], places[1, i], places[2, i])
+        found[i] = earlier_node(state, places[0, i], places[1, i])
     return found
 
 
 @compiled
 def fetch_late(addresses: Ids, places: Ids) -> Ids:
-    """Let outputs of earlier nodes go to the host. places: [4, outputs] as in `earlier_nodes`, and the output.
+    """Let outputs of earlier nodes go to the host. places: [3, outputs] as in `earlier_nodes`, and the output.
 
     Returns [4, outputs] of each: its node; if that is done, its table and its row; and if that is on a worker, the node
     whose end it waits for. NOWHERE for what it does not have. Otherwise its step will fetch it.
     """
     state, found = state_at(addresses), np.full((4, places.shape[1]), NOWHERE)
     for i in range(places.shape[1]):
-        node = earlier_node(state, places[0, i], places[1, i], places[2, i])
+        node = earlier_node(state, places[0, i], places[1, i])
         subgraph = state.nodes[SUBGRAPH, node]
         end = state.subgraphs[END, subgraph]
         tail = end - 1 if end > 0 else node
         found[0, i], row = node, state.nodes[ROW, node]
-        state.nodes[FETCH, node] |= 1 << places[3, i]
+        state.nodes[FETCH, node] |= 1 << places[2, i]
         if state.nodes[STATE, tail] == DONE:  # without a row if the run ended before this step
             pool = state.types[POOL, state.subgraphs[TYPE, subgraph]]
-            found[1, i], found[2, i] = state.pools[FIRST_TABLE, pool] + places[3, i], row
+            found[1, i], found[2, i] = state.pools[FIRST_TABLE, pool] + places[2, i], row
         elif row != NOWHERE:  # submitted; it was held then, so it has a row
             found[3, i] = tail
     return found
 
 
+@compiled_within
+def _is_as_read(state: State, node: int, type_id: int) -> bool:
+    """Whether an earlier node is done, and of the type that a form expects."""
+    subgraph = state.nodes[SUBGRAPH, node]
+    end = state.subgraphs[END, subgraph]
+    is_done = state.nodes[STATE, end - 1 if end > 0 else node] == DONE
+    return bool(is_done and state.subgraphs[TYPE, subgraph] == type_id)
+
+
+@compiled_within
+def all_fit(state: State, forms: Forms, numbers: Ids, stored: Ids) -> bool:
+    """Whether these forms find nodes of the types that they read among stored nodes. stored: the first of each."""
+    for i in range(len(numbers)):
+        for j in range(forms.kept_begins[numbers[i]], forms.kept_begins[numbers[i] + 1]):
+            if not _is_as_read(state, stored[i] + forms.kept[0, j], forms.kept[1, j]):
+                return False
+    return True
+
+
 @compiled
-def num_fitting(addresses: Ids, forms_addresses: Ids, numbers: Ids, slots: Ids, kept_bases: Ids) -> int:
+def num_fitting(addresses: Ids, forms_addresses: Ids, numbers: Ids, slots: Ids) -> int:
     """Return how many of these forms, up to the first that does not, find done nodes of the types that they read."""
     state, forms = state_at(addresses), forms_at(forms_addresses)
     for i in range(len(numbers)):
         for j in range(forms.kept_begins[numbers[i]], forms.kept_begins[numbers[i] + 1]):
-            node = earlier_node(state, slots[i], kept_bases[i], forms.kept[0, j])
-            subgraph = state.nodes[SUBGRAPH, node]
-            end = state.subgraphs[END, subgraph]
-            is_done = state.nodes[STATE, end - 1 if end > 0 else node] == DONE
-            if not is_done or state.subgraphs[TYPE, subgraph] != forms.kept[1, j]:
+            if not _is_as_read(state, earlier_node(state, slots[i], forms.kept[0, j]), forms.kept[1, j]):
                 return i
     return len(numbers)
 
@@ -372,7 +392,7 @@ def _write(addresses: Ids, forms: Ids, where: Ids) -> Ids:
 def write_copies(state: State, forms: Forms, where: Ids) -> Ids:
     """Write graphs from their forms; return the subgraphs that wait for no other, in order.
 
-    where: [6, graphs] the rows are FORM to KEPT.
+    where: [5, graphs] the rows are FORM to EDGES_FROM.
     """
     of_nodes, of_subgraphs, source, source_table = state.nodes, state.subgraphs, state.source, state.source_table
     nodes, subgraphs, sources = forms.nodes, forms.subgraphs, forms.sources
@@ -384,7 +404,7 @@ def write_copies(state: State, forms: Forms, where: Ids) -> Ids:
     num_ready = 0
     for i in range(where.shape[1]):
         form, slot, base = where[FORM, i], where[SLOT, i], where[FORM_BASE, i]
-        first, consumers, kept = where[SUBGRAPHS_FROM, i], where[EDGES_FROM, i], where[KEPT, i]
+        first, consumers = where[SUBGRAPHS_FROM, i], where[EDGES_FROM, i]
         at = forms.nodes_begins[form]
         for j in range(at, forms.nodes_begins[form + 1]):
             node = base + j - at
@@ -423,7 +443,7 @@ def write_copies(state: State, forms: Forms, where: Ids) -> Ids:
             if local >= 0:
                 source[port, node] = base + local
             elif local != _NO_SOURCE:
-                read = earlier_node(state, slot, kept, -1 - local)
+                read = earlier_node(state, slot, -1 - local)
                 source[port, node] = read
                 of_nodes[USES, read] += 1
         for j in range(forms.ready_begins[form], forms.ready_begins[form + 1]):

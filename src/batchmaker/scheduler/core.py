@@ -64,12 +64,14 @@ from batchmaker.scheduler.layout import (
     OPEN,
     OWNS,
     STEPS_ON,
+    STORED,
 )
 from batchmaker.scheduler.leave import end_those_done
 from batchmaker.scheduler.memory import fitting, largest_holder
 from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.priorities import usual_rank
 from batchmaker.scheduler.rows import NoMemoryError
+from batchmaker.scheduler.sequence_store import StoredNodes
 from batchmaker.scheduler.state import NO_NODES, SchedulerState, TaskEntry
 from batchmaker.scheduler.steps import HEADER, NUM_STEPS, ON_WORKER, ROWS_WANTED
 from batchmaker.scheduler.turn import (
@@ -87,10 +89,10 @@ from batchmaker.scheduler.urgency import Urgency
 from batchmaker.scheduler.view import View
 
 Slots = NDArray[np.int64]
-Known = tuple[Sequence[GraphForm], Slots]
-"""Of requests that arrive, the forms of their graphs; and [3, requests] the numbers of the requests, their ranks, and
-the numbers of these forms."""
-NO_ARRIVALS: Final = np.empty((3, 0), np.int64)
+Known = tuple[Sequence[GraphForm], Sequence[StoredNodes | None], Slots]
+"""Of requests that arrive, the forms of their graphs; what their sequences keep; and [4, requests] the numbers of the
+requests, their ranks, the numbers of these forms, and the first of the nodes that their sequences keep."""
+NO_ARRIVALS: Final = np.empty((4, 0), np.int64)
 NEVER: Final = np.empty(0, np.bool_)
 NO_STEPS: Final = np.zeros(HEADER, np.int64)
 """A packed task without steps."""
@@ -223,7 +225,7 @@ class Scheduler(View):
         is_watched = state.watched is not None and state.watched.is_kept
         if self._frames.slots and (is_watched or self._urgency is not None):
             return False
-        has_more = event.failed or state.chunks or state.attached or len(state.dying)
+        has_more = event.failed or state.attached or len(state.dying)
         return not (has_more or state.depths is not None or (state.frontiers is not None and state.frontiers.kept))
 
     @property
@@ -284,7 +286,8 @@ class Scheduler(View):
             ranks.append(usual_rank(event.priority) if event.priority else 0)
             numbers.append(form.number)
         state.check_new(ids)
-        return forms, np.array((ids, ranks, numbers), np.int64)
+        stored, bases = state.store.latest(events)
+        return forms, stored, np.array((ids, ranks, numbers, bases), np.int64)
 
     def _arrived(self, events: Sequence[RequestArrived], known: Known | None, commands: list[Command]) -> None:
         """Take requests that arrived together. known: see `_known`."""
@@ -313,23 +316,26 @@ class Scheduler(View):
                 self._deadlines.add(event.deadline_s, event.request, state.requests, len(state.requests))
 
     def _begun(
-        self, events: Sequence[RequestArrived], forms: Sequence[GraphForm], slots: list[int], bases: Sequence[int],
+        self, events: Sequence[RequestArrived], known: Known, slots: list[int], bases: Sequence[int],
         commands: list[Command],
     ) -> None:  # fmt: skip
         """Note that requests have arrived and begun in a compiled call. bases: the first nodes of their graphs."""
-        state = self._state
-        for event, form, slot, base in zip(events, forms, slots, bases, strict=True):
-            state.requests[event.request] = slot
-            if event.deadline_s is not None:
-                state.times_s[slot] = event.at_s, event.deadline_s
-            commands.append(Admit(event.request, slot, 0, base, event.graph.num_nodes, form.host_tables))
+        state, (forms, stored, arrived) = self._state, known
+        state.enter(slots, events, stored)
+        has_regions = False
+        for event, form, slot, base, kept_base in zip(events, forms, slots, bases, arrived[3].tolist(), strict=True):
+            graph = event.graph
+            has_regions |= graph.region is not None
+            commands.append(Admit(event.request, slot, graph.first, base, graph.num_nodes, form.host_tables, kept_base))
+        if state.chunks:
+            self._completion.will_keep(slots, [event.graph for event in events])
         self._entered(events, slots)
         if state.watched is not None:
             state.watched.begin(slots, self.now_s)
         if state.frontiers is not None and state.frontiers.kept:
             state.frontiers.admit(np.array([(b, e.graph.num_nodes) for b, e in zip(bases, events, strict=True)]), ())
-        over = self._begin_regions([event.graph for event in events], slots, bases, [0] * len(slots), commands)
-        if len(over):
+        if has_regions:
+            over = self._begin_regions([event.graph for event in events], slots, bases, commands)
             self._reply_if_done(over, commands)
 
     def _begin(self, graphs: Sequence[CellGraph], slots: Sequence[int], commands: list[Command]) -> None:
@@ -378,9 +384,7 @@ class Scheduler(View):
         if slots:
             self._take_graphs(graphs, slots, commands)
         self._completion.drop_handles([
-            (slot, kept_base, first, count)
-            for slot, kept_base in zip(slots, self._state.kept_bases(slots), strict=True)
-            for first, count in together[slot].dropped if count
+            (slot, first, count) for slot in slots for first, count in together[slot].dropped if count
         ])  # fmt: skip
         self._completion.drop_all([slot for slot in slots if not arena.requests[OPEN, slot]])
         self._reply_if_done(np.array(slots, np.int64), commands)
@@ -391,16 +395,12 @@ class Scheduler(View):
         for graph in {id(graph): graph for graph in graphs}.values():
             for run in graph.runs:
                 state.learn_form(run.type_id, len(run.sequences))
-        kept_bases, is_later = state.kept_bases(slots), any(graph.first for graph in graphs)
-        if is_later:
-            admitted = state.admission.admit(
-                graphs, slots, lambda i: state.known_numbers(slots[i]) if graphs[i].first else None, kept_bases
-            )
-        else:
-            admitted = state.admission.admit(graphs, slots)
+        admitted = state.admission.admit(
+            graphs, slots, lambda i: state.known_numbers(slots[i]) if graphs[i].first else None
+        )
         commands.extend(admitted.reserves)
         bases, waits = admitted.extents[BASE].tolist(), (arena.requests[OPEN, slots] > 0).tolist()
-        ids = arena.requests[ID, slots].tolist()
+        ids, kept_bases = arena.requests[ID, slots].tolist(), arena.requests[STORED, slots].tolist()
         if state.numbers or state.depths is not None:
             for slot, graph in zip(slots, graphs, strict=True):
                 if slot in state.numbers:
@@ -408,9 +408,9 @@ class Scheduler(View):
                 if state.depths is not None:
                     state.depths.admit(slot, graph, state.known_extents(slot))
         late = []
-        for slot, graph, kept_base in zip(slots, graphs, kept_bases, strict=True):
+        for slot, graph in zip(slots, graphs, strict=True):
             if graph.first and graph.known_fetches_earlier is not False and graph.fetches_earlier:
-                late.append((slot, graph, kept_base))
+                late.append((slot, graph))
         reads = self._completion.fetch_late(late) if late else {}
         for graph, slot, base, request, is_open, tables, kept_base in zip(
             graphs, slots, bases, ids, waits, admitted.host_tables, kept_bases, strict=True
@@ -420,15 +420,14 @@ class Scheduler(View):
             commands.append(Admit(request, slot, graph.first, base, graph.num_nodes, tables, kept_base))
             if slot in reads:
                 commands += reads[slot]
-        keeping = [(slot, graph.kept) for slot, graph in zip(slots, graphs, strict=True) if graph.kept is not None]
-        if keeping:
-            self._completion.will_keep(*zip(*keeping, strict=True))
+        if state.chunks:
+            self._completion.will_keep(slots, graphs)
         for producer, consumer in admitted.waiting_sources:
             state.attached[int(arena.request[consumer])].edges[producer].append(consumer)
         if state.frontiers is not None:
             state.frontiers.admit(admitted.extents[[BASE, NUM_NODES]].T, admitted.waiting_sources)
         self._completion.release(admitted.ready[0] if len(admitted.ready) == 1 else np.concatenate(admitted.ready))
-        self._begin_regions(graphs, slots, bases, kept_bases, commands)
+        self._begin_regions(graphs, slots, bases, commands)
 
     def _turn(
         self, commands: list[Command], finished: StepsFinished | None = None, arrivals: Sequence[RequestArrived] = (),
@@ -443,8 +442,10 @@ class Scheduler(View):
         task, first, end, stopped, answer, busy_s = NO_STEPS, 0, 0, NEVER, False, 0.0
         if finished is not None:
             entry, first, end = self._completion.entry_of(finished), finished.first, finished.end
-            has_more = finished.failed or state.chunks or state.attached or self._frames.slots
-            task, busy_s, answer = entry.steps, finished.busy_s, not has_more
+            task, busy_s = entry.steps, finished.busy_s
+            answer = not (finished.failed or state.attached or self._frames.slots)
+            if answer and state.num_keeping:
+                commands += self._completion.fit_kept()
             stopped = NEVER if finished.stopped is None else np.array(finished.stopped, np.bool_)
             if busy_s > 0:
                 run, step_s = entry.run, busy_s / (end - first)
@@ -461,7 +462,7 @@ class Scheduler(View):
         else:
             found, formed = turn(
                 arena.tables, self._copies.tables, task, first, end, stopped, answer, busy_s,
-                NO_ARRIVALS if known is None else known[1], worker, until, given, at, by_age, may_ask,
+                NO_ARRIVALS if known is None else known[2], worker, until, given, at, by_age, may_ask,
             )  # fmt: skip
         counts: list[int] = found[:TURN].tolist()
         if finished is not None:
@@ -469,7 +470,7 @@ class Scheduler(View):
         if known is not None and counts[NUM_BEGUN]:
             num_begun, end = counts[NUM_BEGUN], len(found) - counts[NUM_TYPES]
             places: list[int] = found[end - 2 * num_begun : end].tolist()
-            self._begun(arrivals, known[0], places[:num_begun], places[num_begun:], commands)
+            self._begun(arrivals, known, places[:num_begun], places[num_begun:], commands)
         if formed[NUM_STEPS]:
             self._batcher.formed(TaskId(self._next_task), formed, commands)
             self._next_task += 1
@@ -515,9 +516,8 @@ class Scheduler(View):
     # --- decisions by values -----------------------------------------------------------------------------------
 
     def _begin_regions(
-        self, graphs: Sequence[CellGraph], slots: Sequence[int], bases: Sequence[int], kept_bases: Sequence[int],
-        commands: list[Command],
-    ) -> Slots:  # fmt: skip
+        self, graphs: Sequence[CellGraph], slots: Sequence[int], bases: Sequence[int], commands: list[Command]
+    ) -> Slots:
         """Let the regions of those of these requests begin that have one. Returns the slots of those that are at their
         end already."""
         arena, deciding = self._state.arena, [i for i, graph in enumerate(graphs) if graph.region is not None]
@@ -528,9 +528,7 @@ class Scheduler(View):
         for i in deciding:
             held = np.array(graphs[i].held, np.int64)
             np.add.at(arena.held, held[held >= graphs[i].first] + bases[i] - graphs[i].first, 1)
-        self._frames.begin(
-            own, [graphs[i] for i in deciding], [bases[i] for i in deciding], [kept_bases[i] for i in deciding]
-        )
+        self._frames.begin(own, [graphs[i] for i in deciding], [bases[i] for i in deciding])
         return self._decided(self._frames.decide(NO_NODES), commands)
 
     def _decided(self, outcome: Outcome, commands: list[Command]) -> Slots:
@@ -575,8 +573,8 @@ class Scheduler(View):
         state = self._state
         done = end_those_done(state.arena.requests, slots)
         if len(done):
-            if state.chunks:
-                commands += self._completion.keep(done)
+            if state.num_keeping:
+                commands += self._completion.fit_kept()
             ids = state.arena.requests[ID, done].tolist()
             self._completion.leave(done)
             self._answered(done, ids, commands)

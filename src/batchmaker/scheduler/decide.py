@@ -272,11 +272,11 @@ def _post(messages: Ids, counts: Ids, kind: int, slot: int, first: int, second: 
 
 
 @compiled
-def begin_frames(addresses: Ids, slots: Ids, regions: Ids, bases: Ids, kept_bases: Ids, firsts: Ids) -> None:
+def begin_frames(addresses: Ids, slots: Ids, regions: Ids, bases: Ids, stored: Ids, firsts: Ids) -> None:
     """Let the regions of requests begin. There must be room for their frames, and in the queue.
 
     [requests] slots; regions; bases: the first nodes of their own graphs, whose first local numbers are `firsts`;
-    kept_bases: the first of the stored nodes of their sequences.
+    stored: the first of the stored nodes of their sequences.
     """
     m = machine_at(addresses)
     for i in range(len(slots)):
@@ -287,7 +287,7 @@ def begin_frames(addresses: Ids, slots: Ids, regions: Ids, bases: Ids, kept_base
         at = m.code[record + EXPORTS_AT]
         for k in range(at, at + 3 * m.code[record + NUM_EXPORTS], 3):
             local = m.code[k + 1]
-            node = local - firsts[i] + bases[i] if local >= firsts[i] else kept_bases[i] + local
+            node = local - firsts[i] + bases[i] if local >= firsts[i] else stored[i] + local
             m.heap[block + m.code[k]] = node * OUTPUTS + m.code[k + 2]
 
 

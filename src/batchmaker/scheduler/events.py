@@ -36,9 +36,9 @@ class RequestArrived:
     - open: the unfold function waits for a value and may add nodes later.
     - priority: larger is served first.
     - model: which of the models that share the scheduler the request is for.
-    - sequence: the sequence that the request is a chunk of; None for a request outside a sequence. The graph begins
-      with the nodes that the last answered chunk has kept. If this request is answered after its Reply, the nodes that
-      it keeps replace them; see Scheduler.decide.
+    - sequence: the sequence that the request is a chunk of, of which no other request is in flight; None for a request
+      outside a sequence. The graph begins with the nodes that the last answered chunk has kept. If this request is
+      answered after its Reply, the nodes that it keeps replace them; see Scheduler.decide.
 
     Nobody changes an event. It is not frozen because making a frozen object takes a microsecond more.
     """

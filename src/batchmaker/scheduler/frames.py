@@ -50,7 +50,7 @@ from batchmaker.scheduler.decide import (
     begin_frames,
     forget_frames,
 )
-from batchmaker.scheduler.layout import EDGES, EXTENTS, FIRST, NODES, NOWHERE, NUM_PORTS, PLACES, SUBGRAPHS
+from batchmaker.scheduler.layout import EDGES, EXTENTS, FIRST, NODES, NOWHERE, NUM_PORTS, PLACES, STORED, SUBGRAPHS
 from batchmaker.scheduler.rows import NoMemoryError
 from batchmaker.scheduler.state import NO_NODES, SchedulerState
 from batchmaker.scheduler.tables import addresses_of
@@ -125,12 +125,10 @@ class Frames:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def begin(
-        self, slots: Sequence[int], graphs: Sequence[CellGraph], bases: Sequence[int], kept: Sequence[int]
-    ) -> None:
+    def begin(self, slots: Sequence[int], graphs: Sequence[CellGraph], bases: Sequence[int]) -> None:
         """Let the regions of requests begin, whose own graphs have been admitted.
 
-        bases: the first nodes of these graphs. kept: the first of the stored nodes of their sequences.
+        bases: the first nodes of these graphs.
         """
         if not self.slots and self._num_words > MOST_CODE:
             self._forget()
@@ -141,8 +139,8 @@ class Frames:
         self._machine.first_frame[numbers] = NOWHERE
         self._machine.num_nodes[numbers] = [graph.num_nodes for graph in graphs]
         begin_frames(
-            self.addresses, numbers, np.array(places, np.int64), np.array(bases, np.int64), np.array(kept, np.int64),
-            np.array([graph.first for graph in graphs], np.int64),
+            self.addresses, numbers, np.array(places, np.int64), np.array(bases, np.int64),
+            self._state.arena.requests[STORED, numbers], np.array([graph.first for graph in graphs], np.int64),
         )  # fmt: skip
         self.slots.update(slots)
         self.keeps.update({slot: graph.keeps for slot, graph in zip(slots, graphs, strict=True) if graph.keeps})

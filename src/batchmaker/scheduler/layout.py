@@ -23,7 +23,8 @@ STATE, SUBGRAPH, REQUEST, PENDING, USES, HELD, ROW, FETCH, FIRST_EDGE, NUM_EDGES
   node; of a request that decides by values, how many slots hold it (see `decide`).
 - ROW: its row in the pool of its type; NOWHERE if it has none.
 - FETCH: bit k is set if output k goes to the host.
-- FIRST_EDGE, NUM_EDGES: its consumers. Of a free extent, FIRST_EDGE of its first node is the next free one.
+- FIRST_EDGE, NUM_EDGES: its consumers. Of a free extent, FIRST_EDGE of its first node is the next free one; of a node
+  that a sequence keeps (see SequenceStore), the node that had its row before.
 """
 WAITING, READY, SUBMITTED, DONE = range(4)
 """States of a node. It passes through them in this order only."""
@@ -49,7 +50,7 @@ OVER: Final = 2
 
 # --- requests, by slot, and their extents -----------------------------------------------------------------------------
 
-ID, IN_USE, ALIVE, OPEN, OWNS, LEFT, RANK, FIRST, LAST, NEXT_SLOT, REQUEST_FIELDS = range(11)
+ID, IN_USE, ALIVE, OPEN, OWNS, LEFT, RANK, FIRST, LAST, NEXT_SLOT, STORED, KEEPS, REQUEST_FIELDS = range(13)
 """
 - ID: the request's number. IN_USE: 1 while the slot is a request's: until it has its Reply or Fail, and no worker has
   steps of it. ALIVE: 1 until it has its Reply or Fail. OPEN: its unfold function waits and may add nodes.
@@ -57,6 +58,8 @@ ID, IN_USE, ALIVE, OPEN, OWNS, LEFT, RANK, FIRST, LAST, NEXT_SLOT, REQUEST_FIELD
   its runs ends early.
 - LEFT: its units that are not done (see `CellGraph.num_work_units`). RANK: see `priorities.py`.
 - FIRST, LAST: its first and last extent, or NOWHERE. NEXT_SLOT: of a free slot, the next free one.
+- STORED: the first of the nodes that its sequence kept when it arrived, which are its local nodes from 0 on; 0 if none.
+- KEEPS: where in `State.keeps` the nodes are listed that its sequence will keep.
 """
 
 (

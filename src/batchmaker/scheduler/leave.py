@@ -48,6 +48,7 @@ from batchmaker.scheduler.layout import (
 )
 from batchmaker.scheduler.progress import free_rows
 from batchmaker.scheduler.queues import discard
+from batchmaker.scheduler.sequence_store import store_kept
 from batchmaker.scheduler.tables import State, state_at
 
 Ids = NDArray[np.int64]
@@ -136,8 +137,13 @@ def _forget(
 
 
 @compiled_within
-def leave_all(state: State, slots: Ids) -> Ids:
-    """Forget requests that were answered. Returns those of which a worker has steps: they are dying."""
+def leave_all(state: State, slots: Ids) -> tuple[Ids, Ids]:
+    """Forget requests that were answered; what their sequences keep is stored.
+
+    Returns those of which a worker has steps, which are dying; and what `store_kept` returns, for whose numbers there
+    must be room.
+    """
+    kept = store_kept(state, slots)
     dying = np.empty(len(slots), np.int64)
     count = 0
     for slot in slots:
@@ -149,11 +155,11 @@ def leave_all(state: State, slots: Ids) -> Ids:
                 state.nodes, state.subgraphs, state.consumer, state.requests, state.extents, state.types, state.pools,
                 state.free_rows, state.free, state.counts, slot,
             )  # fmt: skip
-    return dying[:count]
+    return dying[:count], kept
 
 
 @compiled
-def leave(addresses: Ids, slots: Ids) -> Ids:
+def leave(addresses: Ids, slots: Ids) -> tuple[Ids, Ids]:
     """As `leave_all`, for tables by their addresses."""
     return leave_all(state_at(addresses), slots)
 

@@ -61,7 +61,8 @@ FIRST_ROW: Final = number(0)
 """What `retire` returns begins with four counts. Then come
 
 - slots of requests that have no work left, by step, then by slot: if they were to be answered, only those that are;
-- of these, if they were answered: their numbers, and the slots of those of which a worker still has steps;
+- of these, if they were answered: their numbers, the two rows of `store_kept`, and the slots of those of which a worker
+  still has steps;
 - nodes that are done: single nodes, and last nodes of runs;
 - for each run that a value has ended, the node at which it ended, and then, for each, its last node.
 """
@@ -89,9 +90,9 @@ def retire(
     """Update the tables after steps `first` to before `end` of a task have run.
 
     task: see `packed`. stopped: [positions of these steps] whether a value has ended the run; empty if none has.
-    answer: whether to end the requests that have no work left and may get no more, and to forget them; if none is a
-    chunk of a sequence, and no unfold function waits for what has run. busy_s: seconds that the steps took, to learn
-    from; 0 if nobody knows.
+    answer: whether to end the requests that have no work left and may get no more, and to forget them, see `leave_all`;
+    only if no unfold function waits for what has run. busy_s: seconds that the steps took, to learn from; 0 if nobody
+    knows.
     """
     state = state_at(addresses)
     nodes, subgraphs, types, queue, requests, counts = (
@@ -165,13 +166,14 @@ def retire(
     if answer:
         over = end_those_done(requests, over)
     num_over, num_stopped = len(over), len(stopped_last)
-    result = np.empty(RETIRED + 3 * num_over + len(done) + 2 * num_stopped, np.int64)
+    result = np.empty(RETIRED + 5 * num_over + len(done) + 2 * num_stopped, np.int64)
     after = _put(result, RETIRED, over)
     if answer:
         for i in range(num_over):
             result[after + i] = requests[ID, over[i]]
-        dying = leave_all(state, over)
-        after = _put(result, after + num_over, dying)
+        dying, kept = leave_all(state, over)
+        after = _put(result, _put(result, after + num_over, kept[0]), kept[1])
+        after = _put(result, after, dying)
     after = _put(result, _put(result, _put(result, after, done), stopped_at), stopped_last)
     result[NUM_OVER], result[NUM_DYING], result[NUM_DONE] = num_over, len(dying), len(done)
     result[NUM_STOPPED] = num_stopped

@@ -8,20 +8,24 @@ are freed, otherwise the new ones. So a chunk without a result leaves its sequen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled, compiled_within
 from batchmaker.errors import InvariantError
+from batchmaker.scheduler import extents
 from batchmaker.scheduler.arena import Arena
-from batchmaker.scheduler.events import SequenceId
+from batchmaker.scheduler.copies import earlier_node
+from batchmaker.scheduler.events import RequestArrived, SequenceId
 from batchmaker.scheduler.layout import (
     DONE,
+    FIRST_EDGE,
     HEAD,
+    KEEPS,
     LANE,
     LANE_WORKER,
     NODES,
@@ -37,105 +41,148 @@ from batchmaker.scheduler.layout import (
     USES,
 )
 from batchmaker.scheduler.numbering import Extent
+from batchmaker.scheduler.progress import free_rows
+from batchmaker.scheduler.tables import State, state_at
 
 Nodes = NDArray[np.int64]
+LIST_WORDS: Final = 1 << 16
+"""How long all lists of nodes that requests keep may be together before those are dropped that nobody needs."""
 
 
 @dataclass(slots=True)
 class StoredNodes:
-    """Node numbers with rows.
+    """Consecutive node numbers with rows. base: the first. first_subgraph: that of the first.
 
     num_users: the sequence, while these are its latest stored nodes, and the requests in flight that began from them.
     """
 
-    extent: Extent
+    base: int
+    first_subgraph: int
+    num_nodes: int
     num_users: int = 1
 
     @property
+    def extent(self) -> Extent:
+        """The nodes as the local nodes from 0 on of a request."""
+        return Extent(0, self.base, self.num_nodes, self.first_subgraph, self.num_nodes)
+
+    @property
     def nodes(self) -> Nodes:
-        """The node numbers: [extent.num_nodes]."""
-        return np.arange(self.extent.base, self.extent.base + self.extent.num_nodes)
+        """The node numbers: [num_nodes]."""
+        return np.arange(self.base, self.base + self.num_nodes)
+
+
+@final
+class KeptLists:
+    """Lists of the nodes that sequences will keep, for compiled loops.
+
+    `State.keeps` has the length of each and then its nodes, as in `ChunkNodes.kept`. Equal lists are one. That of no
+    nodes is at 0.
+    """
+
+    __slots__ = ("_arena", "_end", "_most", "_places")
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all lists. Each that is still needed must be asked for again."""
+        self._places = {b"": 0}
+        self._end, self._most = 1, LIST_WORDS
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there may be many lists that nobody needs any more."""
+        return self._end > self._most
+
+    def places_of(self, lists: Sequence[Nodes]) -> list[int]:
+        """Return where lists are."""
+        found, places = list[int](), self._places
+        for kept in lists:
+            key = kept.tobytes()
+            place = places.get(key)
+            found.append(self._enter(key, kept) if place is None else place)
+        return found
+
+    def _enter(self, key: bytes, kept: Nodes) -> int:
+        place, arena = self._end, self._arena
+        self._end = end = place + 1 + len(kept)
+        if end > len(arena.keeps):
+            arena.keeps = np.concatenate((arena.keeps, np.zeros(max(end, len(arena.keeps)), np.int64)))
+        arena.keeps[place], arena.keeps[place + 1 : end] = len(kept), kept
+        self._places[key] = place
+        return place
+
+    def settle(self) -> None:
+        """Let there be room for as many lists again as there are now."""
+        self._most = max(LIST_WORDS, 2 * self._end)
 
 
 @final
 class SequenceStore:
     """The stored nodes of all sequences.
 
-    - free_rows: frees the rows of given nodes; each of them has one.
     - in_use: first node -> stored nodes that still have a user.
-    - undecided: for each sequence whose chunk has been computed and is not answered yet: what it kept before (None for
-      nothing), and the nodes whose rows have moved to its new stored nodes.
+    - undecided: for each sequence whose chunk has been computed and is not answered yet, what it kept before; None for
+      nothing.
     """
 
-    __slots__ = ("_arena", "_free_rows", "_latest", "_undecided", "in_use")
+    __slots__ = ("_arena", "_latest", "_undecided", "in_use")
 
-    def __init__(self, arena: Arena, free_rows: Callable[[Nodes], None]) -> None:
+    def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._free_rows = free_rows
         self._latest: dict[SequenceId, StoredNodes] = {}
-        self._undecided: dict[SequenceId, tuple[StoredNodes | None, Nodes]] = {}
+        self._undecided: dict[SequenceId, StoredNodes | None] = {}
         self.in_use: dict[int, StoredNodes] = {}  # by first node
 
-    def lend(self, wanted: Sequence[tuple[SequenceId, int]]) -> list[StoredNodes | None]:
-        """Return the stored nodes of sequences for new requests, and count each request as a user.
+    def latest(self, events: Sequence[RequestArrived]) -> tuple[list[StoredNodes | None], list[int]]:
+        """Return what the sequences of new requests keep, and the first node of each; None and 0 if nothing.
 
-        wanted: each sequence, and the number of stored nodes that the request's graph begins from. InvariantError if a
-        sequence keeps another number. Of one that keeps none it is None.
+        Who has a request in flight counts as a user. InvariantError if a sequence keeps another number of nodes than
+        the request's graph begins from. Requests outside sequences have nothing.
         """
         if self._undecided:
-            self.decide([sequence for sequence, _ in wanted if sequence in self._undecided], ())
-        lent = [self._latest.get(sequence) for sequence, _ in wanted]
-        for stored, (sequence, num_nodes) in zip(lent, wanted, strict=True):
-            have = 0 if stored is None else stored.extent.num_nodes
-            if have != num_nodes:
-                raise InvariantError(f"sequence {sequence} keeps {have} nodes; its next request counts on {num_nodes}")
-            if stored is not None:
-                stored.num_users += 1
-        return lent
+            self.decide(
+                [mine for event in events if (mine := event.sequence) in self._undecided and mine is not None], ()
+            )
+        found, bases = list[StoredNodes | None](), list[int]()
+        for event in events:
+            stored = None
+            if event.sequence is not None:
+                stored, wanted = self._latest.get(event.sequence), event.graph.first
+                have = 0 if stored is None else stored.num_nodes
+                if have != wanted:
+                    said = f"sequence {event.sequence} keeps {have} nodes; its next request counts on {wanted}"
+                    raise InvariantError(said)
+            found.append(stored)
+            bases.append(0 if stored is None else stored.base)
+        return found, bases
 
     def give_back(self, given: Sequence[StoredNodes]) -> None:
         """Count one user less of each. Without users, their numbers are freed, and the rows that they still have."""
-        unused = []
+        unused = list[tuple[int, int, int]]()
         for stored in given:
             stored.num_users -= 1
             if stored.num_users == 0:
-                unused.append(stored)
-        if not unused:
-            return
-        arena = self._arena
-        places = [(one.extent.base, one.extent.first_subgraph, one.extent.num_nodes) for one in unused]
-        bases, firsts, counts = np.array(places, np.int64).T.copy()
-        ends = np.cumsum(counts)
-        nodes = np.repeat(bases + counts - ends, counts) + np.arange(ends[-1])
-        owners = nodes[arena.row[nodes] != NOWHERE]
-        if len(owners):
-            self._free_rows(owners)
-        for base, _, _ in places:
-            del self.in_use[base]
-        arena.release(NODES, bases, counts)
-        arena.release(SUBGRAPHS, firsts, counts)
+                unused.append((stored.base, stored.first_subgraph, stored.num_nodes))
+                del self.in_use[stored.base]
+        if unused:
+            free(self._arena.tables, np.array(unused, np.int64))
 
-    def put(self, kept: Sequence[tuple[SequenceId, Nodes]]) -> tuple[list[StoredNodes], bool]:
-        """Let sequences keep the rows of these nodes, in this order. `decide` must follow for each.
+    def put(self, kept: Sequence[tuple[SequenceId, int, int, int]]) -> list[StoredNodes]:
+        """Note what sequences keep after requests that have just been computed. `decide` must follow for each.
 
-        kept: (sequence, nodes); the sequences are distinct. The nodes are distinct and done. They belong to the request
-        that has just been computed, or to the stored nodes from which it began. Returns the new stored nodes of the
-        sequences that keep any, and whether the arena has grown.
+        kept: the sequences, which are distinct; of each its first new stored node, the first subgraph (see
+        `store_kept`), and the number of nodes. Returns the new stored nodes of those that keep any.
         """
-        arena = self._arena
-        for sequence, nodes in kept:
-            self._undecided[sequence] = (self._latest.pop(sequence, None), nodes)
-        kept = [(sequence, nodes) for sequence, nodes in kept if len(nodes)]
-        counts = np.array([len(nodes) for _, nodes in kept], np.int64)
-        grown = arena.fit(NODES, counts)
-        arena.fit(SUBGRAPHS, counts)
-        where = np.stack((arena.allocate(NODES, counts), arena.allocate(SUBGRAPHS, counts), counts))
-        made = [StoredNodes(Extent(0, base, count, first, count)) for base, first, count in where.T.tolist()]
-        if made:
-            move(arena.nodes, arena.subgraphs, where, np.concatenate([nodes for _, nodes in kept]))
-        for (sequence, _), stored in zip(kept, made, strict=True):
-            self._latest[sequence] = self.in_use[stored.extent.base] = stored
-        return made, grown
+        made = list[StoredNodes]()
+        for sequence, base, first, count in kept:
+            self._undecided[sequence] = self._latest.pop(sequence, None)
+            if count:
+                stored = self._latest[sequence] = self.in_use[base] = StoredNodes(base, first, count)
+                made.append(stored)
+        return made
 
     def restore(self, sequence: SequenceId, types: Sequence[int], rows: Sequence[int]) -> tuple[StoredNodes, bool]:
         """Let a sequence that keeps nothing keep new nodes: of each its type, and a row that was taken for it.
@@ -147,7 +194,7 @@ class SequenceStore:
         grown = arena.fit(NODES, counts)
         arena.fit(SUBGRAPHS, counts)
         base, first = int(arena.allocate(NODES, counts)[0]), int(arena.allocate(SUBGRAPHS, counts)[0])
-        stored = StoredNodes(Extent(0, base, count, first, count))
+        stored = StoredNodes(base, first, count)
         settle(arena.nodes, arena.subgraphs, base, first, np.array(types, np.int64), np.array(rows, np.int64))
         self._latest[sequence] = self.in_use[base] = stored
         return stored, grown
@@ -159,22 +206,23 @@ class SequenceStore:
 
     def decide(self, answered: Sequence[SequenceId], unanswered: Sequence[SequenceId]) -> None:
         """Free what the answered sequences kept before, and let the others keep that again instead of the new nodes."""
-        unused = [stored for sequence in answered if (stored := self._undecided.pop(sequence)[0]) is not None]
+        unused = [stored for sequence in answered if (stored := self._undecided.pop(sequence)) is not None]
         for sequence in unanswered:
-            before, nodes = self._undecided.pop(sequence)
+            before = self._undecided.pop(sequence)
             made = self._latest.pop(sequence, None)
             if made is not None:
                 unused.append(made)
             if before is not None:
                 self._latest[sequence] = before
                 if made is not None:
-                    self._move_back(before, made, nodes)
+                    self._move_back(before, made)
         self.give_back(unused)
 
-    def _move_back(self, before: StoredNodes, made: StoredNodes, nodes: Nodes) -> None:
-        """Return the rows of earlier stored nodes that new ones have taken over. nodes: [made] where each was from."""
-        row, first = self._arena.row, before.extent.base
-        was_stored = (nodes >= first) & (nodes < first + before.extent.num_nodes)
+    def _move_back(self, before: StoredNodes, made: StoredNodes) -> None:
+        """Return the rows of earlier stored nodes that new ones have taken over."""
+        row, first = self._arena.row, before.base
+        nodes = self._arena.first_edge[made.nodes]
+        was_stored = (nodes >= first) & (nodes < first + before.num_nodes)
         row[nodes[was_stored]] = row[made.nodes[was_stored]]
         row[made.nodes[was_stored]] = NOWHERE
 
@@ -187,22 +235,47 @@ class SequenceStore:
             self.give_back((stored,))
 
 
-@compiled
-def move(of_nodes: Nodes, of_subgraphs: Nodes, where: Nodes, nodes: Nodes) -> None:
-    """Move the rows of these nodes to stored nodes.
+@compiled_within
+def store_kept(state: State, slots: Nodes) -> Nodes:
+    """Move the rows that the sequences of these computed requests keep to new stored nodes.
 
-    - of_nodes, of_subgraphs: the tables of the arena.
-    - where: [3, sequences] the first stored node, the first subgraph, and the number of nodes of each sequence.
-    - nodes: the nodes of all sequences, one sequence after the other.
+    There must be room for the numbers. Returns [2, requests] the first stored node of each, and its first subgraph.
     """
-    at = 0
-    for which in range(where.shape[1]):
-        for i in range(where[2, which]):
-            node = nodes[at]
+    where, of_nodes, of_subgraphs = np.zeros((2, len(slots)), np.int64), state.nodes, state.subgraphs
+    for which in range(len(slots)):
+        slot = slots[which]
+        at = state.requests[KEEPS, slot]
+        count = state.keeps[at]
+        if count == 0:
+            continue
+        base = extents.allocate(state.free, state.counts, NODES, of_nodes[FIRST_EDGE], count)
+        first = extents.allocate(state.free, state.counts, SUBGRAPHS, of_subgraphs[HEAD], count)
+        where[0, which], where[1, which] = base, first
+        for i in range(count):
+            kept = state.keeps[at + 1 + i]
+            node = earlier_node(state, slot, kept) if kept >= 0 else -1 - kept
             row, type_id = of_nodes[ROW, node], of_subgraphs[TYPE, of_nodes[SUBGRAPH, node]]
             of_nodes[ROW, node] = NOWHERE
-            _store(of_nodes, of_subgraphs, where[0, which] + i, where[1, which] + i, type_id, row)
-            at += 1
+            _store(of_nodes, of_subgraphs, base + i, first + i, type_id, row)
+            of_nodes[FIRST_EDGE, base + i] = node
+    return where
+
+
+@compiled
+def free(addresses: Nodes, places: Nodes) -> None:
+    """Give back stored nodes and the rows that they have. places: [stored, 3] first node, first subgraph, and count."""
+    state = state_at(addresses)
+    owners, num_owners = np.empty(places[:, 2].sum(), np.int64), 0
+    for which in range(len(places)):
+        for node in range(places[which, 0], places[which, 0] + places[which, 2]):
+            if state.nodes[ROW, node] != NOWHERE:
+                owners[num_owners] = node
+                num_owners += 1
+    free_rows(state.nodes, state.subgraphs, state.types, state.pools, state.free_rows, owners[:num_owners])
+    for which in range(len(places)):
+        base, first, count = places[which, 0], places[which, 1], places[which, 2]
+        extents.release(state.free, state.counts, NODES, state.nodes[FIRST_EDGE], base, count)
+        extents.release(state.free, state.counts, SUBGRAPHS, state.subgraphs[HEAD], first, count)
 
 
 @compiled

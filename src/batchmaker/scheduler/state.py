@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,10 @@ from batchmaker.scheduler.layout import (
     FIRST_LOCAL,
     ID,
     IN_USE,
+    KEEPS,
     LAST,
     NEXT_SEQUENCE,
+    NODES,
     NOWHERE,
     NUM_NODES,
     NUM_SEQUENCE,
@@ -43,13 +45,15 @@ from batchmaker.scheduler.layout import (
     OWNS,
     SEQUENCE_LIMIT,
     SLOTS,
+    STORED,
+    SUBGRAPHS,
 )
 from batchmaker.scheduler.numbering import Extent, LocalNumbers
 from batchmaker.scheduler.priorities import Priorities
 from batchmaker.scheduler.progress import count_submitted, free_rows
 from batchmaker.scheduler.queues import order_again
 from batchmaker.scheduler.rows import RowPool, Tables
-from batchmaker.scheduler.sequence_store import SequenceStore, StoredNodes
+from batchmaker.scheduler.sequence_store import KeptLists, SequenceStore, StoredNodes
 from batchmaker.scheduler.watched import WatchedRequests
 
 Nodes = NDArray[np.int64]
@@ -71,13 +75,13 @@ class ChunkNodes:
     """What is known of a request that is a chunk of a sequence.
 
     - stored: the stored nodes of the sequence when the request arrived.
-    - kept: the nodes that the sequence will keep after this request. A part of an array of several requests, so it is
-      not written.
+    - kept: the nodes that the sequence will keep after this request, by local number; node n that began as values
+      decided is -1 - n. It may be an array of the request's graph, so it is not written.
     """
 
     sequence: SequenceId
     stored: StoredNodes | None
-    kept: Nodes | None = None
+    kept: Nodes
 
 
 @dataclass(slots=True)
@@ -120,8 +124,9 @@ class SchedulerState:
       until they are done. So they follow within a task, which is sound on one worker, whose tasks run in order.
     - watched, depths, frontiers: kept only for policies that read them; otherwise None.
     - observed: at least one of these three is kept.
-    - chunks: by slot, of the requests that are chunks of sequences. times_s: by slot, when the requests that have a
-      deadline arrived, and the deadline. early: by slot, extensions that came while the request was waiting.
+    - chunks: by slot, of the requests that are chunks of sequences. num_keeping: how many nodes these will keep.
+    - times_s: by slot, when the requests that have a deadline arrived, and the deadline. early: by slot, extensions
+      that came while the request was waiting.
     - attached: by slot. numbers: by slot, cache of `known_numbers`.
     - dying: slots of the requests that have ended while a worker had steps of them.
     """
@@ -161,7 +166,9 @@ class SchedulerState:
         self.numbers: dict[int, LocalNumbers] = {}
         self.dying = NO_NODES
         self.tasks: dict[TaskId, TaskEntry] = {}
-        self.store = SequenceStore(arena, self.free_rows)
+        self.store = SequenceStore(arena)
+        self.num_keeping = 0
+        self._kept_lists = KeptLists(arena)
 
     @property
     def num_workers(self) -> int:
@@ -180,14 +187,9 @@ class SchedulerState:
         fresh[ID], fresh[OPEN] = ids, [event.open for event in events]
         fresh[OWNS], fresh[IN_USE], fresh[ALIVE] = fresh[OPEN], 1, 1
         fresh[FIRST] = fresh[LAST] = NOWHERE
+        stored, fresh[STORED] = self.store.latest(events)
         arena.requests[:, slots] = fresh
-        self.enter(ids, slots, events)
-        of = zip(events, slots, strict=True)
-        chunks = [(slot, event.sequence, event.graph.first) for event, slot in of if event.sequence is not None]
-        if chunks:
-            lent = self.store.lend([(sequence, num_nodes) for _, sequence, num_nodes in chunks])
-            for (slot, sequence, _), stored in zip(chunks, lent, strict=True):
-                self.chunks[slot] = ChunkNodes(sequence, stored)
+        self.enter(slots, events, stored)
         for event, slot in zip(events, slots, strict=True):
             if event.priority:
                 self.priorities.enter(slot, event.priority)
@@ -199,22 +201,52 @@ class SchedulerState:
             twice = [one for i, one in enumerate(ids) if one in self.requests or one in ids[:i]]
             raise InvariantError(f"request {twice[0]} arrived twice")
 
-    def enter(self, ids: Sequence[RequestId], slots: Sequence[int], events: Sequence[RequestArrived]) -> None:
-        """List requests that have their slots."""
-        self.requests.update(zip(ids, slots, strict=True))
-        for event, slot in zip(events, slots, strict=True):
+    def enter(
+        self, slots: Sequence[int], events: Sequence[RequestArrived], stored: Sequence[StoredNodes | None]
+    ) -> None:
+        """List requests that have their slots. stored: what their sequences keep, which is lent to them."""
+        for event, slot, mine in zip(events, slots, stored, strict=True):
+            self.requests[event.request] = slot
             if event.deadline_s is not None:
                 self.times_s[slot] = event.at_s, event.deadline_s
+            if event.sequence is not None:
+                self.chunks[slot] = ChunkNodes(event.sequence, mine, NO_NODES)
+                if mine is not None:
+                    mine.num_users += 1
+
+    def keep(self, keeping: Sequence[tuple[int, Nodes]]) -> None:
+        """Let the sequences of requests keep nodes after them: of each its slot, and nodes as in `ChunkNodes.kept`."""
+        chunks, lists = self.chunks, self._kept_lists
+        for slot, kept in keeping:
+            self.num_keeping += len(kept) - len(chunks[slot].kept)
+            chunks[slot].kept = kept
+        if is_full := lists.is_full:
+            lists.clear()
+            keeping = [(slot, chunk.kept) for slot, chunk in chunks.items()]
+        places = lists.places_of([kept for _, kept in keeping])
+        self.arena.requests[KEEPS, [slot for slot, _ in keeping]] = places
+        if is_full:
+            lists.settle()
+
+    def fit_kept(self) -> bool:
+        """Have numbers for all that sequences keep after the requests in flight. Returns whether nodes have grown."""
+        arena, most = self.arena, 2 * self.num_keeping  # a size class is at most a quarter larger
+        arena.make_room(SUBGRAPHS, int(arena.counts[SUBGRAPHS]) + most)
+        return arena.make_room(NODES, int(arena.counts[NODES]) + most)
 
     def forgotten(self, slots: Iterable[int]) -> None:
         """Drop what is known of requests whose slots are free now."""
-        given_back = []
+        given_back = list[StoredNodes]()
+        known: list[dict[int, Any]] = [self.times_s, self.early, self.attached, self.numbers]
+        known = list(filter(None, known))  # most have nothing
         for slot in slots:
-            chunk = self.chunks.pop(slot, None)
-            if chunk is not None and chunk.stored is not None:
-                given_back.append(chunk.stored)
-            for known in (self.times_s, self.early, self.attached, self.numbers):
-                known.pop(slot, None)
+            chunk = self.chunks.pop(slot, None) if self.chunks else None
+            if chunk is not None:
+                self.num_keeping -= len(chunk.kept)
+                if chunk.stored is not None:
+                    given_back.append(chunk.stored)
+            for few in known:
+                few.pop(slot, None)
         if given_back:
             self.store.give_back(given_back)
 
@@ -251,15 +283,6 @@ class SchedulerState:
         chunk = self.chunks.get(slot)
         stored = [] if chunk is None or chunk.stored is None else [chunk.stored.extent]
         return stored + self.own_extents(slot)
-
-    def kept_bases(self, slots: Sequence[int]) -> list[int]:
-        """Return the first of the stored nodes of each request's sequence; 0 if it has none."""
-        found = [0] * len(slots)
-        for i, slot in enumerate(slots) if self.chunks else ():
-            chunk = self.chunks.get(slot)
-            if chunk is not None and chunk.stored is not None:
-                found[i] = chunk.stored.extent.base
-        return found
 
     def known_numbers(self, slot: int) -> LocalNumbers | None:
         """Return the map from local numbers to node numbers for these nodes, or None if there are none yet."""

@@ -42,6 +42,7 @@ class State(NamedTuple):
       lane, or NOBODY. lane_tables: [types, workers, ports] the table of each state input.
     - free: [KINDS, SIZE_CLASSES] see `extents`. counts: [COUNTS].
     - depth_of: [nodes] depth of each node in flight (see `Depths`); empty unless the policy needs depths.
+    - keeps: [room] lists of what the sequences of requests keep; see KeptLists.
     - rules: [RULES] how tasks are formed. budget_s: [1, 1] see CellPolicy.
     """
 
@@ -70,6 +71,7 @@ class State(NamedTuple):
     budget_s: NDArray[np.float64]
     known_s: NDArray[np.float64]
     reach: Ids
+    keeps: Ids
 
 
 MOST_AXES: Final = 3
@@ -152,5 +154,5 @@ def state_at(a: Ids) -> State:
         table_at(a, 7), table_at(a, 8), _floats_at(a, 9), table_at(a, 10), table_at(a, 11), row_at(a, 12),
         _flags_at(a, 13), table_at(a, 14), _block_at(a, 15), row_at(a, 16), _block_at(a, 17), table_at(a, 18),
         row_at(a, 19), row_at(a, 20), row_at(a, 21), _floats_at(a, 22), _floats_at(a, 23),
-        table_at(a, 24),
+        table_at(a, 24), row_at(a, 25),
     )  # fmt: skip

@@ -34,7 +34,7 @@ Flags = NDArray[np.bool_]
 NUM_BEGUN, NEXT_WORKER, AT_TYPE, BY_AGE, NUM_TYPES, DECIDED, TURN = map(number, range(int(RETIRED), int(RETIRED) + 7))
 """What `turn` returns begins with the counts of `retire`, and then
 
-- NUM_BEGUN: requests that have arrived. 0 although some were given: there is no room for them, and no task was formed.
+- NUM_BEGUN: requests that have arrived. 0 although some were given: see `arrive`; then no task was formed.
 - NEXT_WORKER: the first worker that may get the next task, or NOWHERE.
 - AT_TYPE, BY_AGE, NUM_TYPES: if the task lacks room, which of the types it is of, in what order they are tried, whether
   by age, and how many there are.
@@ -146,7 +146,7 @@ def turn(
     """Retire steps, let requests begin, and form a task for the first of some workers that may get one and has work.
 
     - task, first, end, stopped, answer, busy_s: see `retire`; nothing is retired if first is `end`.
-    - arrived: [3, requests] their numbers, ranks, and numbers of their forms; see `arrive`.
+    - arrived: [4, requests] their numbers, ranks, numbers of their forms, and first stored nodes; see `arrive`.
     - worker, until: of the workers from this to before that. given, at, by_age, may_ask: see `form_next`.
 
     Returns what has happened, see `TURN`, and the task that was formed, without steps if none was; see `packed`.
@@ -156,7 +156,7 @@ def turn(
         retired = retire(addresses, task, first, end, stopped, answer, busy_s)
     num_begun, places = arrived.shape[1], arrived[:2]
     if num_begun > 0:
-        places = arrive(addresses, forms, arrived[0], arrived[1], arrived[2])
+        places = arrive(addresses, forms, arrived[0], arrived[1], arrived[2], arrived[3])
         if places.shape[1] < num_begun:
             worker = until = len(state_at(addresses).workers[0])
             num_begun = 0

@@ -79,9 +79,9 @@ def _call_the_rest() -> None:
     order_again(arena.nodes, arena.subgraphs, arena.requests, arena.types, arena.queue)
     free_rows(arena.nodes, arena.subgraphs, arena.types, arena.pools, arena.free_rows, none)
     arena.release(NODES, none, none)
-    earlier_nodes(arena.tables, np.empty((4, 0), np.int64))
-    fetch_late(arena.tables, np.empty((4, 0), np.int64))
-    num_fitting(arena.tables, GraphCopies(arena, keeps_sources=True).tables, none, none, none)
+    earlier_nodes(arena.tables, np.empty((3, 0), np.int64))
+    fetch_late(arena.tables, np.empty((3, 0), np.int64))
+    num_fitting(arena.tables, GraphCopies(arena, keeps_sources=True).tables, none, none)
     count_submitted(arena.nodes, arena.subgraphs, np.empty((0, 3), np.int64), none, none, np.empty((0, 0), np.int64))
 
 

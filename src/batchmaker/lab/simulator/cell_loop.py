@@ -91,7 +91,10 @@ def _tell(
     if end == first:
         return True
     ids, kinds, ranks = np.arange(first, end), offer.kinds[first:end], np.zeros(end - first, np.int64)
-    slots = wait(addresses, ids, ranks) if policy.how != CELLULAR else arrive(addresses, forms, ids, ranks, kinds)[0]
+    if policy.how == CELLULAR:
+        slots = arrive(addresses, forms, ids, ranks, kinds, np.zeros(end - first, np.int64))[0]
+    else:
+        slots = wait(addresses, ids, ranks)
     if len(slots) == 0:
         _wants(loop, kinds)
         return False

@@ -58,7 +58,7 @@ def join(places: ReplicaTables, forms: Ids, place: int, request: int, kind: int)
     """A request arrives at a replica; or, if its tables may lack room, nothing has changed. Returns whether it did."""
     ids, ranks, kinds = np.empty(1, np.int64), np.zeros(1, np.int64), np.empty(1, np.int64)
     ids[0], kinds[0] = request, kind
-    if arrive(places.addresses[place], forms, ids, ranks, kinds).shape[1] == 0:
+    if arrive(places.addresses[place], forms, ids, ranks, kinds, np.zeros(1, np.int64)).shape[1] == 0:
         return False
     places.num_new[place] += 1
     places.num_here[place] += 1
