@@ -57,7 +57,7 @@ RUNS: Final[dict[str, Run]] = {
         Run("serving", "benchmarks/serving/*.py", (
             "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-overload-lstm.json",
             "serving-overload-lstm-fleet.json",
-            "serving-perf-analyzer.json"), 20, "serving-benchmarks.md"),
+            "serving-perf-analyzer.json", "serving-perf-analyzer-sequences.json"), 20, "serving-benchmarks.md"),
         Run("soak", "python benchmarks/soak.py requests; python benchmarks/soak.py memory",
             ("soak-requests.json", "soak-memory.json"), 15, "operations.md"),
         Run("fleet-serving", "python benchmarks/fleet_serving.py DATA", (
