@@ -69,7 +69,8 @@ RUNS: Final[dict[str, Run]] = {
 
 OLDER: Final = frozenset((
     "curves-costs.json", "learned-online.json", "examples.json", "serving-lstm.json", "serving-loadgen.json",
-    "serving-overhead.json", "serving-perf-analyzer.json", "serving-overload-lstm-fleet.json",
+    "serving-overhead.json", "serving-perf-analyzer.json", "serving-perf-analyzer-sequences.json",
+    "serving-overload-lstm-fleet.json",
     "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
     "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json",
     "fleet-simulated-and-real.json", "fleet.json", "fleet-costs.json", "overhead.json", "curves-live.json",
