@@ -19,9 +19,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import batchmaker as bm
+from batchmaker.engine.cell_driver import MOST_UNKNOWN
 from batchmaker.errors import CellError, InvalidRequestError, SequenceError, SequenceStateError
 from batchmaker.executor.tables import StateTables
+from batchmaker.graph.spec import ValueSpec
 from batchmaker.lab import zoo
+from batchmaker.model.moved_state import MovedState, written
+from batchmaker.model.sequence_state import KeptHandle, KeptState
 from batchmaker.scheduler.commands import Reserve
 
 SMALL = {"vocabulary_size": 40, "hidden": 8, "max_batch": 8}
@@ -374,6 +378,24 @@ def test_a_state_whose_header_says_something_wrong_is_refused(change: Any) -> No
         with pytest.raises(SequenceStateError, match="a state is bytes, got str"):
             engine.open_sequence(state="abc")  # type: ignore[arg-type]
         assert engine.num_sequences == 0
+
+
+def test_states_that_somebody_makes_up_do_not_fill_the_engine() -> None:
+    """Each kind of kept values that no cell has is bound once, and what is bound stays."""
+    with bm.Engine(Totals(), threads=1) as engine:
+        engine.submit([1]).result(60)
+        refused = 0
+        for width in range(2, 2 * MOST_UNKNOWN):
+            kept = KeptState(KeptHandle(0, 0, ValueSpec((width,), "float32")), 1)
+            made_up = written(MovedState(kept, [[torch.zeros(width)]], ["add"]), engine.identity())
+            with engine.open_sequence(state=made_up) as sequence:
+                error = sequence.submit([1]).exception(60)
+                refused += isinstance(error, SequenceError)
+        assert refused >= MOST_UNKNOWN - 2
+        assert len(engine.registry.types) <= 8 + MOST_UNKNOWN
+        with engine.open_sequence() as sequence:
+            assert float(sequence.submit([2]).result(60)) == 2
+    assert_balanced(engine)
 
 
 def test_a_state_needs_the_answers_before_it_and_waits_for_them() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+from contextlib import suppress
 
 import httpx
 import msgspec
@@ -15,7 +16,9 @@ from triton_calls import given
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from batchmaker.fleet import handover
 from batchmaker.fleet.handover import hand_over
+from batchmaker.fleet.sockets import Relay
 from batchmaker.server.limits import Limits
 
 
@@ -191,6 +194,37 @@ def test_a_sequence_whose_state_cannot_go_elsewhere_goes_on_where_it_is(models):
             assert (await ask(fleet, one, 2)).json()["output_0"] == [6, 7]
             assert (await ask(fleet, other, 2)).status_code in (400, 409)
             assert (await ask(fleet, one, 1, sequence_end=True)).json()["output_0"] == [8]
+
+    played(scenario, fleet_config(models[0]))
+
+
+@pytest.mark.parametrize("ends", ["never", "badly"])
+def test_a_hand_over_that_does_not_end_leaves_its_sequence_where_it_is(models, monkeypatch, ends):
+    async def asked(*_, **__):
+        if ends == "badly":
+            raise ValueError("no JSON")
+        await asyncio.Event().wait()
+
+    async def scenario(fleet):
+        assert (await ask(fleet, fleet.client, 5, sequence_start=True)).status_code == 200
+        path = fleet.http.replace("http", "ws") + "/v2/models/counter/sequence"
+        async with connect(path, proxy=None, compression=None) as socket:
+            balancer = fleet.server.balancer
+            before = [replica.num_sequences for replica in balancer.replicas.values()]
+            assert before == [1, 1]
+            leaving = next(iter(balancer.replicas.values()))
+            balancer.drain(leaving)
+            with monkeypatch.context() as patch:
+                patch.setattr(handover, "_ask", asked)
+                patch.setattr(Relay, "_has_plain_names", asked)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.2):
+                        assert await hand_over(balancer, leaving) == 0
+            assert [replica.num_sequences for replica in balancer.replicas.values()] == before
+            assert (await ask(fleet, fleet.client, 1)).json()["output_0"] == [6]
+            await socket.send(json.dumps({"input_0": 2}))
+            assert json.loads(await socket.recv())["output_0"] == [1, 2]
+        assert (await ask(fleet, fleet.client, 1, sequence_end=True)).json()["output_0"] == [7]
 
     played(scenario, fleet_config(models[0]))
 

@@ -62,6 +62,9 @@ from batchmaker.scheduler.events import (
 
 _DATA: Final = "its data"
 
+MOST_UNKNOWN: Final = 16
+"""Kinds of kept nodes whose cells have not run here, for which a state is taken."""
+
 
 @final
 class CellDriver:
@@ -95,6 +98,7 @@ class CellDriver:
         self._arrivals = Arrivals(registry.types, max_nodes, executor.write, proven)
         self._unwritten: list[tuple[InFlight, Admit]] = []
         self._going_on: dict[SequenceId, Ticket] = {}
+        self._num_unknown = 0
         self._results: list[StepsResult] = []
         self._settle: Callable[[Sequence[Settled]], None] = lambda _: None
         self.stats = DriverStats()
@@ -356,15 +360,21 @@ class CellDriver:
             self._settle([(ticket, result, None)])
 
     def _type_of(self, name: str, outputs: tuple[ValueSpec, ...]) -> TypeId:
-        """Return the type for a node that came from elsewhere: of the cell of this name, if it has run here.
+        """Return the type for a node that came from elsewhere: of the cell of this name, or one with the same outputs.
 
-        Otherwise that of copies: no node tells which cell has computed its outputs.
+        If none has run here, it is that of copies, which are bound for it: only MOST_UNKNOWN times, since the bytes of
+        a state may be anybody's, and a type stays. SequenceStateError then.
         """
-        for cell in self._registry.types:
-            if cell.name == name and [one.row_signature for one in cell.outputs] == [
-                one.row_signature for one in outputs
-            ]:
-                return cell.type_id
+        wanted = [one.row_signature for one in outputs]
+        alike = [cell for cell in self._registry.types if [one.row_signature for one in cell.outputs] == wanted]
+        if alike:
+            return next((cell for cell in alike if cell.name == name), alike[0]).type_id
+        if self._num_unknown >= MOST_UNKNOWN:
+            raise SequenceStateError(
+                f"the state keeps outputs of cell {name[:64]!r} that no cell of this engine has; give the model "
+                "example_chunks, so that its cells have run when it starts"
+            )
+        self._num_unknown += 1
         return copy_type(self._registry, *outputs).type_id
 
     def _outputs(self, row: StoredRow) -> list[Tensor]:

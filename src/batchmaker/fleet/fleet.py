@@ -329,9 +329,13 @@ class Fleet:
         self.balancer.drain(member.replica)
         end = time.monotonic() + config.limits.drain_seconds
         if not self._ending:
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(config.limits.drain_seconds):
                     await hand_over(self.balancer, member.replica)
+            except TimeoutError:
+                pass  # they go on here, until they end with it
+            except Exception:
+                _LOG.exception("sequences were not handed over", extra={"replica": member.number})
         while time.monotonic() < end and not (
             member.replica.idle or (self._ending and not member.replica.num_requests)
         ):

@@ -63,8 +63,10 @@ async def _move(balancer: Balancer, one: NamedSequence) -> bool:
     try:
         state = (await _ask(old, one, sequence_state=True)).get("parameters", {})["sequence_state"]
         await _ask(new, one, sequence_start=True, sequence_state=state, priority=one.at.priority)
-    except (NotDoneError, NoAnswerError, KeyError) as error:
+    except BaseException as error:  # cancelled, too: the time for leaving is over
         balancer.disconnect(new)
+        if not isinstance(error, NotDoneError | NoAnswerError | ValueError | KeyError):  # ValueError: what is no JSON
+            raise
         _LOG.warning("a sequence stays at a replica that leaves", extra={"replica": old.number, "error": str(error)})
         return False
     balancer.move(one, new)

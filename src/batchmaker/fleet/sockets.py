@@ -28,6 +28,11 @@ _STATE_S: Final = 60.0
 _NO_CODE, _GONE = 1005, 1006
 """How a connection ended without a code, or without a word (RFC 6455); neither is sent."""
 
+_STAYS: Final = (
+    OSError, InvalidHandshake, ConnectionClosed, ServiceError, NotDoneError, NoAnswerError, ValueError, KeyError,
+)  # fmt: skip
+"""Why a sequence cannot go on at another replica."""
+
 _KINDS: Final = {status: kind for kind, status in STATUS.items()}
 
 
@@ -156,8 +161,10 @@ class Relay:
         self._steady.clear()
         try:
             socket = await self._opened_at(new)
-        except (OSError, InvalidHandshake, ConnectionClosed, ServiceError, NotDoneError, NoAnswerError):
+        except BaseException as error:  # cancelled, too: the time for leaving is over
             self._balancer.disconnect(new)
+            if not isinstance(error, _STAYS):
+                raise
             return False
         else:
             old, before = self.replica, self._socket
