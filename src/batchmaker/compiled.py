@@ -13,8 +13,8 @@ from typing import Any, Final, ParamSpec, TypeVar, cast, final
 
 import numpy as np
 from numba import config as _config
-from numba import njit, typeof
-from numba.core import event
+from numba import njit, typeof, types
+from numba.core import event, sigutils
 from numba.core.caching import FunctionCache
 from numba.core.runtime.nrt import rtsys
 from numba.extending import is_jitted
@@ -106,6 +106,12 @@ def compiled_inline(loop: Callable[P, R]) -> Callable[P, R]:
     For functions of many arrays that are called at every turn: nothing is counted at a call that is not there.
     """
     return _typed(partial(njit, inline="always")(), loop)
+
+
+def external(name: str, signature: str) -> Callable[..., Any]:
+    """Return a function of the C library for compiled loops to call. signature: in numba's names of types."""
+    arguments, returned = sigutils.normalize_signature(signature)  # type: ignore[no-untyped-call]
+    return cast(Callable[..., Any], types.ExternalFunction(name, returned(*arguments)))
 
 
 def number(value: int) -> int:

@@ -166,7 +166,7 @@ def test_requests_of_the_usual_priority_alone_are_looked_up_by_nobody() -> None:
     arena.nodes[REQUEST, 3] = 4
     priorities.enter(4, 2)
     assert priorities.differ
-    assert ranks_of(arena.nodes, arena.requests, arena.counts, key).tolist() == [8]
+    assert ranks_of(arena.nodes, arena.requests, arena.counts, key).tolist() == [16]
 
 
 # --- the nodes that become ready while a task is formed ---------------------------------------------------------------

@@ -164,6 +164,11 @@ class CellDriver:
         return num_ready < max([cell.max_batch for cell in types], default=1)
 
     @property
+    def has_live_streams(self) -> bool:
+        """See Driver."""
+        return self._scheduler.live_streams.are_served
+
+    @property
     def templates(self) -> TemplateCache:
         """The templates: shapes of requests that need no unfolding."""
         return self._arrivals.templates

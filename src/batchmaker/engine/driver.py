@@ -132,6 +132,10 @@ class Driver(Protocol):
         """Whether the workers may soon run out of ready work, so that new requests should be given at once."""
 
     @property
+    def has_live_streams(self) -> bool:
+        """Whether chunks of live streams come, so that other work must not keep a turn long."""
+
+    @property
     def num_in_flight(self) -> int:
         """Number of requests that were taken and are not settled."""
 

@@ -19,6 +19,10 @@ SOON_S: Final = 20e-3
 number between the other two. More requests together make larger batches, and cost less each. But requests in flight
 wait meanwhile."""
 
+BESIDE_S: Final = 1e-3
+"""While live streams are served, so many other requests begin together that a turn takes about so long: their frames
+wait meanwhile, too."""
+
 Item = list[Ticket] | Callable[[], None]
 """An entry of the inbox: requests that came together, or a function to call."""
 
@@ -41,7 +45,9 @@ class Incoming:
         self.num_waiting = 0
         self._backlog: WaitingLine[Ticket] = WaitingLine(aged_every)
         self._most_arrivals = FEWEST_ARRIVALS
-        self._num_urgent = 0  # how many requests of the backlog have a deadline or a priority
+        self._most_beside = 1  # how many others begin together with chunks of live streams
+        self._num_urgent = 0  # how many requests of the backlog are urgent
+        self._num_chunks = 0  # how many are chunks of sequences
 
     # --- for those who send --------------------------------------------------------------------------------------
 
@@ -92,24 +98,33 @@ class Incoming:
     def first(self, limit: int | None = None) -> list[Ticket]:
         """Take the first `limit` requests out of the backlog; by default, as many as may begin together."""
         tickets = self._backlog.take(self._most_arrivals if limit is None else limit)
-        self.num_waiting -= len(tickets)
-        if self._num_urgent:
-            self._num_urgent -= sum([ticket.is_urgent for ticket in tickets])
+        self._gone(tickets)
         return tickets
 
-    def began(self, count: int, took_s: float) -> None:
+    def first_beside(self) -> list[Ticket]:
+        """Take all chunks that may begin together, and a few of the other requests."""
+        return self.first(min(self._num_chunks, self._most_arrivals) + self._most_beside)
+
+    def began(self, tickets: list[Ticket], took_s: float) -> None:
         """Choose how many requests may begin together next, by the time that the last ones took."""
+        count = len(tickets)
         if count == self._most_arrivals or (count >= FEWEST_ARRIVALS and took_s > SOON_S):
             fit = count * SOON_S / max(took_s, 1e-9)
             self._most_arrivals = int(min(max(fit, FEWEST_ARRIVALS), MOST_ARRIVALS))
+
+    def began_beside(self, tickets: list[Ticket], took_s: float) -> None:
+        """Choose how many others may begin together with chunks next, by the time that the last turn took."""
+        if took_s > 2 * BESIDE_S:
+            self._most_beside = max(1, self._most_beside // 2)
+        elif took_s < BESIDE_S and any(ticket.chunk is None for ticket in tickets):
+            self._most_beside = min(FEWEST_ARRIVALS, self._most_beside + 1)
 
     def leave(self, request_id: RequestId) -> Ticket | None:
         """Take one request out of the backlog; None if it is not there."""
         if request_id not in self._backlog:
             return None
         ticket = self._backlog.leave(request_id)
-        self.num_waiting -= 1
-        self._num_urgent -= ticket.is_urgent
+        self._gone([ticket])
         return ticket
 
     def spare(self) -> list[Ticket]:
@@ -126,7 +141,8 @@ class Incoming:
         Those that are held are among them. Functions stay in the inbox.
         """
         tickets, calls = self._backlog.take(len(self._backlog)), list[Callable[[], None]]()
-        self._backlog, self._num_urgent, self.num_waiting = WaitingLine(self._aged_every), 0, 0
+        self._backlog = WaitingLine(self._aged_every)
+        self._num_urgent = self._num_chunks = self.num_waiting = 0
         self._accept(tickets)
         while not self.inbox.empty():
             item = self.inbox.get_nowait()
@@ -140,9 +156,18 @@ class Incoming:
         return {ticket.request_id for ticket in (*tickets, *self.held)}
 
     def _accept(self, tickets: list[Ticket]) -> None:
-        self._backlog.join_all([(ticket.request_id, ticket, ticket.priority) for ticket in tickets])
+        self._backlog.join_all([(ticket.request_id, ticket, ticket.precedence) for ticket in tickets])
         self._num_urgent += sum([ticket.is_urgent for ticket in tickets])
         self.num_waiting += len(tickets)
         chunks = [ticket for ticket in tickets if ticket.chunk is not None]
         if chunks:
+            self._num_chunks += len(chunks)
             SequenceEntry.accept(chunks)
+
+    def _gone(self, tickets: list[Ticket]) -> None:
+        """Count requests out that have left the backlog."""
+        self.num_waiting -= len(tickets)
+        if self._num_urgent:
+            self._num_urgent -= sum([ticket.is_urgent for ticket in tickets])
+        if self._num_chunks:
+            self._num_chunks -= sum([ticket.chunk is not None for ticket in tickets])

@@ -390,9 +390,12 @@ class Loop:
         return self._driver.wants_requests or self._incoming.must_begin
 
     def _accept(self) -> None:
-        arrivals, began_s = self._incoming.first(), self._clock.now_s()
+        incoming, began_s = self._incoming, self._clock.now_s()
+        beside = self._driver.has_live_streams
+        arrivals = incoming.first_beside() if beside else incoming.first()
         self._driver.advance(arrivals)
-        self._incoming.began(len(arrivals), self._clock.now_s() - began_s)
+        note = incoming.began_beside if beside else incoming.began
+        note(arrivals, self._clock.now_s() - began_s)
 
     def _wait(self) -> Item | None:
         """Wait for one item, or until the driver wants a turn; the turn begins when the wait ends. Return the item."""

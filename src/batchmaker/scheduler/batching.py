@@ -11,7 +11,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled, compiled_inline
 from batchmaker.scheduler.commands import Command, FetchOutput, Keep, Reserve, RunTask, TaskLanes, TaskMemories
 from batchmaker.scheduler.events import TaskId, WorkerId
 from batchmaker.scheduler.find_steps import find_steps
@@ -44,8 +44,11 @@ from batchmaker.scheduler.layout import (
     PATIENCE,
     PLAN_ROWS,
     POOL,
+    RANK,
+    REQUEST,
     ROWS_BEGIN,
     SHARE_WORKERS,
+    SHORT_TASKS,
     STEERING_ON,
     STEPS_ON,
     TAIL_OF_QUEUE,
@@ -53,7 +56,7 @@ from batchmaker.scheduler.layout import (
     TURNS_PASSED,
     WEIGHS_TASKS,
 )
-from batchmaker.scheduler.priorities import priority_of
+from batchmaker.scheduler.priorities import is_chunk, level_of
 from batchmaker.scheduler.queues import candidates, put, ranks_of, sort, take
 from batchmaker.scheduler.state import SchedulerState, TaskEntry, TypeEntry
 from batchmaker.scheduler.steps import (
@@ -102,6 +105,10 @@ TASKS_WORTH: Final = 27
 """How often its own cost a task's steps may take (see CellPolicy, `weighs_tasks`): for `TASK_S`, the 4 ms of decision
 14."""
 
+SHORT_TASK_S: Final = 1e-3
+"""Seconds of steps in a task while live streams are served: a frame that comes waits for the end of a task. A step with
+others has no more of their rows than such a task has time for."""
+
 SATURATED_BUDGETS: Final = 2
 """How many budgets a task may take while another full batch is waiting.
 
@@ -141,6 +148,20 @@ def _depth(
     return depth, 0 if depth == oldest else types[NUM_PASSED, type_id] + 1
 
 
+@compiled_inline
+def _num_beside(nodes: Ids, requests: Ids, keys: Ids, seconds: NDArray[np.float64], max_batch: int) -> int:
+    """Return the most rows of a step while live streams are served: all chunks, and others for `SHORT_TASK_S`.
+
+    keys: the candidates. seconds: [max_batch + 1] of a step by its rows.
+    """
+    chunks, rows = 0, 1
+    for key in keys:
+        chunks += is_chunk(requests[RANK, nodes[REQUEST, key & NODE_MASK]])
+    while rows < max_batch and seconds[rows + 1] <= SHORT_TASK_S:
+        rows += 1
+    return min(max(chunks, rows), max_batch)
+
+
 @compiled
 def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool) -> Ids:
     """Form a task of ready nodes of one type, and note that it is on the worker; see `find_steps` and `packed`.
@@ -155,6 +176,8 @@ def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool)
         state.nodes, state.subgraphs, state.types, state.queue, state.pools, state.lanes,
     )  # fmt: skip
     rules, workers, depth_of, budget_s = state.rules, state.workers, state.depth_of, state.budget_s[0, 0]
+    if rules[SHORT_TASKS]:
+        budget_s = min(budget_s, SHORT_TASK_S)
     only_worker = worker if rules[SHARE_WORKERS] else NOWHERE
     ranked, plan_rows = state.counts[NUM_RANKED] > 0, rules[PLAN_ROWS] > 0
     max_batch, pool = types[MAX_BATCH, type_id], types[POOL, type_id]
@@ -180,6 +203,8 @@ def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool)
         for other in range(types.shape[1]):
             is_alone &= other == type_id or types[TAIL_OF_QUEUE, other] == types[HEAD_OF_QUEUE, other]
         budget_s *= SATURATED_BUDGETS if is_alone else 1
+    if rules[SHORT_TASKS]:
+        max_batch = _num_beside(nodes, state.requests, keys, seconds, max_batch)
     rows_wanted, rows_needed, batch, rows_each = 0, 0, min(len(keys), max_batch), 1 + types[OWN_MEMORY, type_id]
     if plan_rows and batch > 0:
         wanted = batch * int(min(1.0 * rules[MAX_STEPS], budget_s / seconds[batch] + 1)) + max_batch
@@ -218,7 +243,7 @@ def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool)
         lanes[TURNS_PASSED, worker, type_id] = 0
     elif ranked and types[TAIL_OF_QUEUE, type_id] > types[HEAD_OF_QUEUE, type_id]:
         lowest = queue[KEY_RANK, types[TAIL_OF_QUEUE, type_id] - 1]
-        lanes[TURNS_PASSED, worker, type_id] += priority_of(lowest) < priority_of(highest)
+        lanes[TURNS_PASSED, worker, type_id] += level_of(lowest) < level_of(highest)
     types[NUM_RUNNING, type_id] += steps.num_steps
     workers[STEPS_ON, worker] += steps.num_steps
     workers[TASKS_ON, worker] += 1

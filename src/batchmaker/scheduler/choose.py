@@ -25,12 +25,13 @@ from batchmaker.scheduler.layout import (
     ORDER,
     PASSED_OVER,
     PRIORITY,
+    SHORT_TASKS,
     TAIL_OF_QUEUE,
     TYPE_PATIENCE,
     TYPES_PASSED,
     URGENT_FIRST,
 )
-from batchmaker.scheduler.priorities import as_member, priority_of
+from batchmaker.scheduler.priorities import as_member, level_of
 from batchmaker.scheduler.queues import ages_and_ranks, ready_types
 from batchmaker.scheduler.tables import State
 
@@ -94,7 +95,7 @@ def _urgent_first(state: State, by_policy: Ids, worker: int) -> tuple[Ids, bool]
     if by_age:
         workers[TYPES_PASSED, worker] = 0
     else:
-        workers[TYPES_PASSED, worker] += priority_of(lowest) < priority_of(highest.max())
+        workers[TYPES_PASSED, worker] += level_of(lowest) < level_of(highest.max())
         for i in range(0 if counts[GAVE_WAY] > 0 else count):
             if types[TAIL_OF_QUEUE, order[i]] - types[HEAD_OF_QUEUE, order[i]] >= types[MAX_BATCH, order[i]]:
                 keys[i] = -as_member(highest[i])
@@ -111,6 +112,7 @@ def choose(state: State, given: Ids, worker: int) -> tuple[Ids, bool]:
     given: the order of a policy that was asked; empty if the policy is its `order`.
     """
     order, by_age = given if len(given) > 0 else _by_policy(state), False
-    if len(order) > 1 and state.rules[URGENT_FIRST] and state.counts[NUM_RANKED] > 0:
+    by_rank = state.rules[URGENT_FIRST] > 0 or state.rules[SHORT_TASKS] > 0
+    if len(order) > 1 and by_rank and state.counts[NUM_RANKED] > 0:
         order, by_age = _urgent_first(state, order, worker)
     return overdue_first(order, state.types[PASSED_OVER], state.rules[TYPE_PATIENCE]), by_age

@@ -67,6 +67,7 @@ from batchmaker.scheduler.layout import (
     STORED,
 )
 from batchmaker.scheduler.leave import end_those_done
+from batchmaker.scheduler.live_streams import LiveStreams
 from batchmaker.scheduler.memory import fitting, largest_holder
 from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.priorities import usual_rank
@@ -148,8 +149,9 @@ class Scheduler(View):
             plan_rows, follows, loops_ahead and policy.budget_s < math.inf and not policy.needs_depth, num_workers > 1,
             1 if policy.one_depth else policy.max_steps, weighs, patience if policy.one_depth else NOWHERE,
             aged_every or 0, run_ahead, policy.budget_s < math.inf, take_turns, policy.order, patience,
-            policy.urgent_first,
+            policy.urgent_first, 0,
         )  # fmt: skip
+        self.live_streams = LiveStreams(state.arena.rules)
         state.arena.budget_s[0, 0] = min(policy.budget_s, TASKS_WORTH * task_s) if weighs else policy.budget_s
         self._completion = Completion(state)
         self._copies = state.admission.copies
@@ -189,6 +191,7 @@ class Scheduler(View):
                 self._arrived(arrivals, known, commands)
                 arrivals, known = (), None
                 self._expire(self.now_s, commands)  # requests that arrived after their deadline
+        self.live_streams.look(cast(Sequence[RequestArrived], events[tail:]), self.now_s)
         if self._urgency is not None:
             self._urgency.look(self.now_s)
         self._schedule(commands, finished, arrivals, known)
@@ -283,7 +286,7 @@ class Scheduler(View):
         ids, ranks, numbers = list[RequestId](), list[int](), list[int]()
         for event, form in zip(events, forms, strict=True):
             ids.append(event.request)
-            ranks.append(usual_rank(event.priority) if event.priority else 0)
+            ranks.append(usual_rank(event.priority, is_chunk=event.sequence is not None))
             numbers.append(form.number)
         state.check_new(ids)
         stored, bases = state.store.latest(events)
@@ -300,8 +303,8 @@ class Scheduler(View):
         if begins:
             self._begin([event.graph for event in events], slots, commands)
         else:
-            waiting = zip(slots, events, strict=True)
-            state.line.join_all([(slot, event.graph, event.priority) for slot, event in waiting])
+            waiting = [(slot, one.graph, one.precedence) for slot, one in zip(slots, events, strict=True)]
+            state.line.join_all(waiting)
 
     def _entered(self, events: Sequence[RequestArrived], slots: Sequence[int]) -> None:
         """Note that requests have their slots."""

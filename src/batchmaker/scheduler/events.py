@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.policies.line import precedence
 
 RequestId = NewType("RequestId", int)
 TaskId = NewType("TaskId", int)
@@ -34,7 +35,7 @@ class RequestArrived:
 
     - deadline_s: time of the engine's clock; None for no deadline.
     - open: the unfold function waits for a value and may add nodes later.
-    - priority: larger is served first.
+    - priority: larger is served first; among equals chunks of sequences are.
     - model: which of the models that share the scheduler the request is for.
     - sequence: the sequence that the request is a chunk of, of which no other request is in flight; None for a request
       outside a sequence. The graph begins with the nodes that the last answered chunk has kept. If this request is
@@ -51,6 +52,11 @@ class RequestArrived:
     priority: int = 0
     model: int = 0
     sequence: SequenceId | None = None
+
+    @property
+    def precedence(self) -> int:
+        """Larger is served first; see `policies.line`."""
+        return precedence(self.priority, is_chunk=self.sequence is not None)
 
 
 @dataclass(slots=True)

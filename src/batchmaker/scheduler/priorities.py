@@ -8,10 +8,11 @@ from batchmaker.compiled import compiled_within
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.layout import NUM_RANKED, RANK
 
-# Marks of a request: it belongs to the cohort; it is short of time (see `Urgency`).
+# Marks of a request: it belongs to the cohort; it is short of time (see `Urgency`); it is a chunk of a sequence.
 MEMBER: Final = 1
 HURRIED: Final = 2
-_ALL_MARKS: Final = 4
+CHUNK: Final = 4
+_ALL_MARKS: Final = 8
 
 
 @compiled_within
@@ -20,23 +21,30 @@ def as_member(rank: int) -> int:
     return ((rank + MEMBER) | MEMBER) - MEMBER
 
 
-def usual_rank(priority: int) -> int:
+def usual_rank(priority: int, *, is_chunk: bool = False) -> int:
     """Return the rank of a request of this priority when it arrives."""
-    return _ALL_MARKS * priority
+    return _ALL_MARKS * priority + CHUNK * is_chunk
 
 
 @compiled_within
-def priority_of(rank: int) -> int:
-    """Return the priority of requests of this rank, whatever their marks."""
-    return (rank + MEMBER) // _ALL_MARKS
+def level_of(rank: int) -> int:
+    """Return what decides before the marks of `Urgency`: twice the priority, and one more for a chunk."""
+    return (rank + MEMBER) // CHUNK
+
+
+@compiled_within
+def is_chunk(rank: int) -> bool:
+    """Whether a request of this rank is a chunk of a sequence."""
+    return level_of(rank) & 1 > 0
 
 
 @final
 class Priorities:
     """The rank of each request in flight, by slot. A larger rank is served first; the usual rank is 0.
 
-    The rank is 4 * priority + marks - MEMBER, so marks order only requests of equal priority. A request has the mark
-    MEMBER until it is taken away. So if all requests have priority 0 and are members, all have the usual rank.
+    The rank is 8 * priority + marks - MEMBER, so marks order only requests of equal priority, and of these a chunk of a
+    sequence goes before others: its next one is on the way. A request has the mark MEMBER until it is taken away. So if
+    all requests have priority 0 and are members, and none is a chunk, all have the usual rank.
     """
 
     __slots__ = ("_arena",)
@@ -44,9 +52,9 @@ class Priorities:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
 
-    def enter(self, slot: int, priority: int) -> None:
+    def enter(self, slot: int, priority: int, *, is_chunk: bool = False) -> None:
         """Note that a request with this priority has arrived."""
-        self._set(slot, usual_rank(priority))
+        self._set(slot, usual_rank(priority, is_chunk=is_chunk))
 
     def mark(self, slot: int, mark: int, on: bool) -> bool:
         """Set a mark of a request, or clear it; return whether its rank has changed.

@@ -191,8 +191,8 @@ class SchedulerState:
         arena.requests[:, slots] = fresh
         self.enter(slots, events, stored)
         for event, slot in zip(events, slots, strict=True):
-            if event.priority:
-                self.priorities.enter(slot, event.priority)
+            if event.priority or event.sequence is not None:
+                self.priorities.enter(slot, event.priority, is_chunk=event.sequence is not None)
         return slots
 
     def check_new(self, ids: Sequence[RequestId]) -> None:

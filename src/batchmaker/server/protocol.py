@@ -18,6 +18,7 @@ from batchmaker.server.refusals import Refusals
 from batchmaker.server.request_body import DEPARTURE, WHOLE, BodyBudget, Departure
 from batchmaker.server.shared_connection import PROTOCOL, SharedConnection
 from batchmaker.server.socket_call import SocketCall
+from batchmaker.server.socket_pool import SocketPool
 from batchmaker.server.socket_protocol import SocketSite
 from batchmaker.server.watch import Watch
 
@@ -28,11 +29,11 @@ def limited_protocol(
     bodies: BodyBudget, connections: Connections, refusals: Refusals | None = None, keys: KeyRing | None = None
 ) -> type[HttpToolsProtocol]:
     """Return the protocol class for uvicorn, which makes one object for each connection. See LimitedProtocol."""
-    watch = Watch()
+    watch, pool = Watch(), SocketPool()
 
     class Protocol(LimitedProtocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(bodies, watch, connections, refusals, keys, *args, **kwargs)
+            super().__init__(bodies, watch, pool, connections, refusals, keys, *args, **kwargs)
 
     return Protocol
 
@@ -41,16 +42,17 @@ class LimitedProtocol(HttpToolsProtocol):
     """A protocol that writes the head and body of an answer together, and has limits for clients.
 
     A client has `body_seconds` for the head of a request, which may be `max_head_bytes` long, and again for the rest of
-    a body that nobody reads. bodies: the budget of what WebSockets hold. watch: their deadlines. connections: all open
-    ones. refusals: answers calls without room as soon as their heads have arrived; the rest of them is thrown away.
-    keys: where the front of a fleet may share a connection among its calls, to know it by. Calls find the values
-    DEPARTURE and WHOLE in their scope's extensions.
+    a body that nobody reads. bodies: the budget of what WebSockets hold. watch: their deadlines. pool: reads and writes
+    them. connections: all open ones. refusals: answers calls without room as soon as their heads have arrived; the rest
+    of them is thrown away. keys: where the front of a fleet may share a connection among its calls, to know it by.
+    Calls find the values DEPARTURE and WHOLE in their scope's extensions.
     """
 
     def __init__(
         self,
         bodies: BodyBudget,
         watch: Watch,
+        pool: SocketPool,
         connections: Connections,
         refusals: Refusals | None,
         keys: KeyRing | None,
@@ -61,6 +63,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._limits: Limits = bodies.limits
         self._bodies = bodies
         self._watch = watch
+        self._pool = pool
         self._open_connections = connections
         self._refusals = refusals
         self._keys = keys
@@ -165,7 +168,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Have a WebSocket go on with this connection; nothing here is needed any more."""
         self.connections.discard(self)
         opened = self._open_connections
-        transport = cast(JoinedWrites, self.transport).plain()
+        transport = self._pool.pooled(cast(JoinedWrites, self.transport).plain())
         site = SocketSite(self._bodies, self._watch, self.server_state)
         call = SocketCall(self.app, site, transport, cast(Scope, self.scope), opened.closed)
         opened.hand_over(self, call.protocol)

@@ -83,6 +83,10 @@ class GraphDriver:
         return True
 
     @property
+    def has_live_streams(self) -> bool:
+        return False
+
+    @property
     def num_in_flight(self) -> int:
         return len(self._tickets)
 
