@@ -26,7 +26,7 @@ from batchmaker.cost.latency import HIGHEST, LOWEST, WEIGHT, corrected
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
 from batchmaker.graph.spec import CellType, TypeId
-from batchmaker.policies.base import Admission, CellPolicy, ReadyView
+from batchmaker.policies.base import Admission, CellPolicy, Coming, ReadyView
 from batchmaker.policies.beginning import (
     DEFER,
     DROP,
@@ -68,6 +68,7 @@ class AutoPolicy(CellPolicy):
     needs_frontiers: ClassVar[bool] = True
     node_by_node: ClassVar[bool] = True
     weighs_tasks: ClassVar[bool] = True
+    ranks_one: ClassVar[bool] = False
     fills_workers: ClassVar[bool] = True
 
     def __init__(
@@ -198,8 +199,8 @@ class AutoPolicy(CellPolicy):
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
         """Rank the types of the model that is worth most first, and among them those that are owed a call."""
         ready = view.ready
-        if len(ready) < 2:  # nobody waits for another type
-            self._ranked_s[0], self._finishing[:] = view.now_s, 0
+        if len(ready) < 2:
+            self.not_asked(view)
             return ready
         self._learn_types(view)
         table, known, seconds = view.requests, self._tables(view.requests), self._times.replay.seconds
@@ -222,6 +223,12 @@ class AutoPolicy(CellPolicy):
             types, view.num_waiting, in_flight, columns, known, seconds, view.now_s
         ).tolist()
         return order
+
+    def lets_go_on(self, request: Coming) -> bool:
+        return request.sequence is not None and request.deadline_s is None
+
+    def not_asked(self, view: ReadyView) -> None:
+        self._ranked_s[0], self._finishing[:] = view.now_s, 0  # nobody waits for another type
 
     def begins_on_arrival(self, view: ReadyView) -> bool:
         """Whether all begin, and there is nothing to learn from that: of runs of one type, without deadlines."""

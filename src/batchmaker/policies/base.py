@@ -102,6 +102,16 @@ class ReadyView(Protocol):
         """Slots of the first `limit` requests that have not begun, first in line first."""
 
 
+class Coming(Protocol):
+    """A request that arrives. sequence: of which it is a chunk; None for none. deadline_s: None for none."""
+
+    @property
+    def sequence(self) -> int | None: ...
+
+    @property
+    def deadline_s(self) -> float | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """Slots of waiting requests that begin now, and of those that are refused."""
@@ -127,6 +137,7 @@ class CellPolicy(ABC):
     - weighs_tasks: a task has only as many steps as its own cost is worth (`task_s` of the scheduler): a single one
       where tasks cost nothing, so that no step goes before what the rank would say. Where tasks cost something, single
       nodes follow those of their type within a task, too (see SchedulerState, `own_type_follows`).
+    - ranks_one: it is asked for the rank, too, where at most one type is ready. If not, it is told; see `not_asked`.
     - fills_workers: its forecasts know one worker. Where there are several, the first in line begins for each that
       would be idle.
     - knows_steps_only: the types of cells that it ranks are those of runs step by step, none of whole runs.
@@ -145,6 +156,7 @@ class CellPolicy(ABC):
     urgent_first: ClassVar[bool] = False
     weighs_tasks: ClassVar[bool] = False
     knows_steps_only: ClassVar[bool] = False
+    ranks_one: ClassVar[bool] = True
     fills_workers: ClassVar[bool] = False
 
     _max_steps = 1
@@ -183,6 +195,9 @@ class CellPolicy(ABC):
         """
         return in_order(self.order, view)
 
+    def not_asked(self, view: ReadyView) -> None:  # noqa: B027
+        """Note that a worker was free and at most one type was ready, so that `rank` had nothing to say."""
+
     def admit(self, view: ReadyView) -> Admission:
         """Decide which waiting requests begin. Called whenever a worker is about to get work.
 
@@ -192,6 +207,10 @@ class CellPolicy(ABC):
 
     def begins_on_arrival(self, view: ReadyView) -> bool:
         """Whether requests that have just arrived begin without `admit`. Called only while nobody waits."""
+        return False
+
+    def lets_go_on(self, request: Coming) -> bool:
+        """Whether a request begins on arrival whoever waits: the next chunk of a sequence, which is being served."""
         return False
 
     def check_cells(self, cells: Sequence[CellType]) -> None:  # noqa: B027

@@ -120,14 +120,16 @@ class Completion:
 
     # --- unfold functions that wait --------------------------------------------------------------------------
 
-    def fetch_late(self, graphs: Sequence[tuple[int, CellGraph]]) -> dict[int, list[Read]]:
-        """Serve fetches of nodes from before these extensions: (slot, extension).
+    def fetch_late(self, slots: Sequence[int], graphs: Sequence[CellGraph]) -> dict[int, list[Read]]:
+        """Serve fetches of nodes from before these graphs, which are extensions of the requests in these slots.
 
         Returns, by slot, a Read for each output of nodes that are done. For nodes on a worker the Read comes when they
         are done. Nodes that are not submitted need none: their own step fetches the output.
         """
         state, wanted = self._state, list[tuple[int, int, int]]()
-        for slot, graph in graphs:
+        for slot, graph in zip(slots, graphs, strict=True):
+            if not graph.first or graph.known_fetches_earlier is False or not graph.fetches_earlier:
+                continue
             for fetch in graph.fetches:
                 for local in fetch.nodes.tolist():
                     if local < graph.first:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Final, cast, final
 
 import numpy as np
@@ -56,6 +56,7 @@ from batchmaker.scheduler.events import (
 )
 from batchmaker.scheduler.frames import Frames, Outcome
 from batchmaker.scheduler.layout import (
+    ASKS_POLICY,
     BASE,
     ID,
     NODES,
@@ -149,7 +150,7 @@ class Scheduler(View):
             plan_rows, follows, loops_ahead and policy.budget_s < math.inf and not policy.needs_depth, num_workers > 1,
             1 if policy.one_depth else policy.max_steps, weighs, patience if policy.one_depth else NOWHERE,
             aged_every or 0, run_ahead, policy.budget_s < math.inf, take_turns, policy.order, patience,
-            policy.urgent_first, 0,
+            policy.urgent_first, 0, 0,
         )  # fmt: skip
         self.live_streams = LiveStreams(state.arena.rules)
         state.arena.budget_s[0, 0] = min(policy.budget_s, TASKS_WORTH * task_s) if weighs else policy.budget_s
@@ -276,7 +277,7 @@ class Scheduler(View):
         state = self._state
         if state.watched is not None:
             state.watched.note_kinds(events)
-            if len(state.line) or not self._policy.begins_on_arrival(self):
+            if not self._all_begin(events):
                 return None
         if self._urgency is not None or state.depths is not None:
             return None
@@ -297,14 +298,18 @@ class Scheduler(View):
         state = self._state
         if known is not None and self._turn(commands, None, events, known)[NUM_BEGUN]:
             return
-        begins = state.watched is None or (not len(state.line) and self._policy.begins_on_arrival(self))
-        slots = state.open(events)
+        at_once, slots = state.watched is None or self._all_begin(events), state.open(events)
         self._entered(events, slots)
-        if begins:
-            self._begin([event.graph for event in events], slots, commands)
-        else:
-            waiting = [(slot, one.graph, one.precedence) for slot, one in zip(slots, events, strict=True)]
-            state.line.join_all(waiting)
+        begin = [at_once or self._policy.lets_go_on(event) for event in events]
+        if any(begin):
+            self._begin([one.graph for one in compress(events, begin)], [*compress(slots, begin)], commands)
+        rest = [(at, one.graph, one.precedence) for at, one, now in zip(slots, events, begin, strict=True) if not now]
+        state.line.join_all(rest)
+
+    def _all_begin(self, events: Sequence[RequestArrived]) -> bool:
+        """Whether all these requests begin on arrival, although the policy may hold requests back."""
+        nobody_waits = not len(self._state.line) and self._policy.begins_on_arrival(self)
+        return nobody_waits or all(map(self._policy.lets_go_on, events))
 
     def _entered(self, events: Sequence[RequestArrived], slots: Sequence[int]) -> None:
         """Note that requests have their slots."""
@@ -404,17 +409,8 @@ class Scheduler(View):
         commands.extend(admitted.reserves)
         bases, waits = admitted.extents[BASE].tolist(), (arena.requests[OPEN, slots] > 0).tolist()
         ids, kept_bases = arena.requests[ID, slots].tolist(), arena.requests[STORED, slots].tolist()
-        if state.numbers or state.depths is not None:
-            for slot, graph in zip(slots, graphs, strict=True):
-                if slot in state.numbers:
-                    state.known_numbers(slot)
-                if state.depths is not None:
-                    state.depths.admit(slot, graph, state.known_extents(slot))
-        late = []
-        for slot, graph in zip(slots, graphs, strict=True):
-            if graph.first and graph.known_fetches_earlier is not False and graph.fetches_earlier:
-                late.append((slot, graph))
-        reads = self._completion.fetch_late(late) if late else {}
+        state.note_extents(slots, graphs)
+        reads = self._completion.fetch_late(slots, graphs)
         for graph, slot, base, request, is_open, tables, kept_base in zip(
             graphs, slots, bases, ids, waits, admitted.host_tables, kept_bases, strict=True
         ):
@@ -638,11 +634,15 @@ class Scheduler(View):
         state, policy = self._state, self._policy
         asks = policy.is_asked(self)
         frontiers = state.frontiers if policy.order == READY_SHARE and not asks else None
-        at_once = not (asks or frontiers is not None or len(state.line))
+        asks_alone, num_tasks = asks and policy.ranks_one, self._next_task
+        at_once = not (asks_alone or frontiers is not None or len(state.line))
+        state.arena.rules[ASKS_POLICY] = asks
         counts = self._turn(commands, finished, arrivals, known, 0, self._num_workers if at_once else 0)
         if arrivals and not counts[NUM_BEGUN]:
             self._arrived(arrivals, None, commands)
             counts = self._turn(commands)
+        if asks and at_once and (self._next_task > num_tasks or not (state.tasks or len(self.ready))):
+            policy.not_asked(self)
         while (worker := WorkerId(counts[NEXT_WORKER])) != NOWHERE:
             began = len(state.line) > 0 and self._admit(commands)
             if frontiers is not None and not frontiers.kept and len(self.ready) > 1:

@@ -133,8 +133,8 @@ KEY, KEY_RANK, QUEUE_FIELDS = range(3)
 
 (
     PLAN_ROWS, OWN_TYPE_FOLLOWS, LOOPS_AHEAD, SHARE_WORKERS, MAX_STEPS, WEIGHS_TASKS, PATIENCE, AGED_EVERY,
-    RUN_AHEAD, COUNTS_TASKS, TAKES_TURNS, ORDER, TYPE_PATIENCE, URGENT_FIRST, SHORT_TASKS, RULES,
-) = range(16)  # fmt: skip
+    RUN_AHEAD, COUNTS_TASKS, TAKES_TURNS, ORDER, TYPE_PATIENCE, URGENT_FIRST, SHORT_TASKS, ASKS_POLICY, RULES,
+) = range(17)  # fmt: skip
 """State.rules: who gets tasks, of which type, and how they are formed.
 
 - PLAN_ROWS, OWN_TYPE_FOLLOWS, LOOPS_AHEAD: 1 or 0; see Scheduler and SchedulerState.
@@ -144,5 +144,6 @@ KEY, KEY_RANK, QUEUE_FIELDS = range(3)
   nodes of one depth and a task has one step; NOWHERE elsewhere.
 - AGED_EVERY: of the tasks of one type on one worker in which a higher priority goes first while a lower one waits, one
   of so many takes the nodes that have been ready longest, whatever their priority; 0: none does.
-- SHORT_TASKS: 1 while live streams are served; see LiveStreams.
+- SHORT_TASKS: 1 while live streams are served; see LiveStreams. ASKS_POLICY: 1 if the policy ranks the types where
+  several are ready.
 """

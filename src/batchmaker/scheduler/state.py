@@ -195,6 +195,15 @@ class SchedulerState:
                 self.priorities.enter(slot, event.priority, is_chunk=event.sequence is not None)
         return slots
 
+    def note_extents(self, slots: Sequence[int], graphs: Sequence[CellGraph]) -> None:
+        """Note that requests have got one more graph each."""
+        if self.numbers or self.depths is not None:
+            for slot, graph in zip(slots, graphs, strict=True):
+                if slot in self.numbers:
+                    self.known_numbers(slot)
+                if self.depths is not None:
+                    self.depths.admit(slot, graph, self.known_extents(slot))
+
     def check_new(self, ids: Sequence[RequestId]) -> None:
         """Raise InvariantError if one of these requests is in flight, or is twice among them."""
         if not self.requests.keys().isdisjoint(ids) or len(set(ids)) < len(ids):

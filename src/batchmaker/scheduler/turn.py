@@ -14,6 +14,7 @@ from batchmaker.scheduler.batching import form
 from batchmaker.scheduler.choose import choose
 from batchmaker.scheduler.decide import ALL_DONE, decide
 from batchmaker.scheduler.layout import (
+    ASKS_POLICY,
     COUNTS_TASKS,
     JUST_RAN,
     NOWHERE,
@@ -24,6 +25,7 @@ from batchmaker.scheduler.layout import (
     TAKES_TURNS,
     TASKS_ON,
 )
+from batchmaker.scheduler.queues import ready_types
 from batchmaker.scheduler.retire import NUM_DONE, NUM_OVER, RETIRED, retire
 from batchmaker.scheduler.steps import HEADER, LANES_WANTED, NUM_STEPS, ROWS_WANTED
 from batchmaker.scheduler.tables import State, state_at
@@ -97,7 +99,8 @@ def _may_get(state: State, worker: int) -> bool:
 def _give(
     addresses: Ids, worker: int, until: int, given: Ids, at: int, by_age: bool, may_ask: bool
 ) -> tuple[Ids, Ids, Ids]:  # fmt: skip
-    """Form a task for the first of some workers that may get one and has work; see `turn`.
+    """Form a task for the first of some workers that may get one and has work; see `turn`. None if the policy must be
+    asked first for which type, and no order is given.
 
     Returns its words of `TURN` from NEXT_WORKER on; the types, if the task lacks room; and the task.
     """
@@ -105,7 +108,8 @@ def _give(
     next_worker, num_workers = worker, len(state.workers[0])
     while next_worker < num_workers:
         if _may_get(state, next_worker):
-            if next_worker >= until or formed[NUM_STEPS] > 0:
+            asks = state.rules[ASKS_POLICY] > 0 and len(given) == 0 and len(ready_types(state.types)) > 1
+            if next_worker >= until or formed[NUM_STEPS] > 0 or asks:
                 break
             formed, order, at, by_age = form_next(addresses, next_worker, given, at, by_age, may_ask)
             if formed[NUM_STEPS] > 0:

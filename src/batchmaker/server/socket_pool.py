@@ -111,6 +111,8 @@ class SocketPool:
         members: list[PooledTransport] = []
         datas: list[bytes] = []
         for member, parts in written.items():
+            if member.is_closing():
+                continue
             data = parts[0] if len(parts) == 1 else b"".join(parts)
             if member.is_plain and len(data) <= _LARGE:
                 members.append(member)
@@ -160,7 +162,7 @@ class PooledTransport(asyncio.Transport):
     @property
     def is_plain(self) -> bool:
         """Whether nothing that was written before has to go first."""
-        return not self.transport.get_write_buffer_size() and not self.transport.is_closing()
+        return not self.transport.get_write_buffer_size()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Give the data to this from now on."""
