@@ -77,7 +77,7 @@ class VoiceActivity(bm.Model):
 
     def __init__(self, listen: Listen) -> None:
         self.listen = bm.Cell(listen)
-        self.live = bm.Cell(ListenLive(listen))
+        self.live = bm.Cell(ListenLive(listen), max_batch=256)  # frames of as many streams go together
 
     def unfold(self, frames: Any) -> Any:
         """All contexts are known, so the convolutions of many frames are computed together."""

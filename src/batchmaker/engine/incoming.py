@@ -102,8 +102,8 @@ class Incoming:
         return tickets
 
     def first_beside(self) -> list[Ticket]:
-        """Take all chunks that may begin together, and a few of the other requests."""
-        return self.first(min(self._num_chunks, self._most_arrivals) + self._most_beside)
+        """Take chunks, as many as may begin together at all, and a few of the other requests."""
+        return self.first(min(self._num_chunks, MOST_ARRIVALS) + self._most_beside)
 
     def began(self, tickets: list[Ticket], took_s: float) -> None:
         """Choose how many requests may begin together next, by the time that the last ones took."""
