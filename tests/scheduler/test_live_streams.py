@@ -127,5 +127,21 @@ def test_a_step_beside_frames_has_all_of_them_and_other_rows_for_a_short_task(
     for key in keys.tolist():
         arena.nodes[REQUEST, key & NODE_MASK] = key
         priorities.enter(key, 1 - key % 3, is_chunk=key < chunks)
-    seconds = np.where(np.arange(17) <= 4, SHORT_TASK_S, 2 * SHORT_TASK_S)
-    assert _num_beside(arena.nodes, arena.requests, keys, seconds, 16) == rows
+    known_s = np.array([0.1, 0.5, 0.9, 1.5, np.nan]) * SHORT_TASK_S  # for 1, 2, 4, 8 and 16 rows
+    assert _num_beside(arena.nodes, arena.requests, keys, known_s, 16) == rows
+
+
+@pytest.mark.parametrize(
+    ("known", "rows"),
+    [
+        ((np.nan,) * 5, 16),  # nothing: the next step tells
+        ((np.nan, np.nan, np.nan, np.nan, 4.0), 4),  # 4 would take a quarter of what 16 take, at best
+        ((np.nan, np.nan, 1.2, np.nan, 4.0), 2),
+        ((0.3, 0.6, 1.2, np.nan, 4.0), 2),
+        ((2.0, 2.5, 3.0, 3.5, 4.0), 1),
+        ((0.2, 0.3, 0.4, 0.5, 0.9), 16),
+    ],
+)
+def test_sizes_of_which_nothing_is_known_are_tried_if_they_may_be_short(known: tuple[float, ...], rows: int) -> None:
+    arena, none = Arena(), np.empty(0, np.int64)
+    assert _num_beside(arena.nodes, arena.requests, none, np.array(known) * SHORT_TASK_S, 16) == rows

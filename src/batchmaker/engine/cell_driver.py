@@ -161,6 +161,8 @@ class CellDriver:
             return True
         types = self._unfolder.known
         num_ready = sum([self._scheduler.num_ready(cell.type_id) for cell in types])
+        if self.has_live_streams:  # to decide which of many begin takes long
+            num_ready += self._scheduler.num_waiting
         return num_ready < max([cell.max_batch for cell in types], default=1)
 
     @property

@@ -101,9 +101,9 @@ class Incoming:
         self._gone(tickets)
         return tickets
 
-    def first_beside(self) -> list[Ticket]:
-        """Take chunks, as many as may begin together at all, and a few of the other requests."""
-        return self.first(min(self._num_chunks, MOST_ARRIVALS) + self._most_beside)
+    def first_beside(self, *, wanted: bool) -> list[Ticket]:
+        """Take chunks, as many as may begin together at all, and a few of the other requests if they are wanted."""
+        return self.first(min(self._num_chunks, MOST_ARRIVALS) + (self._most_beside if wanted else 0))
 
     def began(self, tickets: list[Ticket], took_s: float) -> None:
         """Choose how many requests may begin together next, by the time that the last ones took."""

@@ -392,7 +392,7 @@ class Loop:
     def _accept(self) -> None:
         incoming, began_s = self._incoming, self._clock.now_s()
         beside = self._driver.has_live_streams
-        arrivals = incoming.first_beside() if beside else incoming.first()
+        arrivals = incoming.first_beside(wanted=self._driver.wants_requests) if beside else incoming.first()
         self._driver.advance(arrivals)
         note = incoming.began_beside if beside else incoming.began
         note(arrivals, self._clock.now_s() - began_s)

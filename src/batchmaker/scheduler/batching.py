@@ -149,16 +149,25 @@ def _depth(
 
 
 @compiled_inline
-def _num_beside(nodes: Ids, requests: Ids, keys: Ids, seconds: NDArray[np.float64], max_batch: int) -> int:
+def _num_beside(
+    nodes: Ids, requests: Ids, keys: Ids, known_s: NDArray[np.float64], max_batch: int
+) -> int:  # fmt: skip
     """Return the most rows of a step while live streams are served: all chunks, and others for `SHORT_TASK_S`.
 
-    keys: the candidates. seconds: [max_batch + 1] of a step by its rows.
+    keys: the candidates. known_s: of the type; see State. A size of which nothing is known is expected to take its
+    share of the next larger one that is, so that it is tried and known then; above all known ones, as much for a row.
     """
-    chunks, rows = 0, 1
+    chunks, rows, last = 0, 1, len(known_s) - 1
     for key in keys:
         chunks += is_chunk(requests[RANK, nodes[REQUEST, key & NODE_MASK]])
-    while rows < max_batch and seconds[rows + 1] <= SHORT_TASK_S:
-        rows += 1
+    while last >= 0 and np.isnan(known_s[last]):
+        last -= 1
+    row_s = known_s[last] / (1 << last) if last >= 0 else 0.0
+    for size in range(len(known_s) - 1, -1, -1):
+        if not np.isnan(known_s[size]):
+            row_s = known_s[size] / (1 << size)
+        if rows == 1 and row_s * (1 << size) <= SHORT_TASK_S:
+            rows = 1 << size
     return min(max(chunks, rows), max_batch)
 
 
@@ -204,7 +213,7 @@ def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool)
             is_alone &= other == type_id or types[TAIL_OF_QUEUE, other] == types[HEAD_OF_QUEUE, other]
         budget_s *= SATURATED_BUDGETS if is_alone else 1
     if rules[SHORT_TASKS]:
-        max_batch = _num_beside(nodes, state.requests, keys, seconds, max_batch)
+        max_batch = _num_beside(nodes, state.requests, keys, state.known_s[type_id], max_batch)
     rows_wanted, rows_needed, batch, rows_each = 0, 0, min(len(keys), max_batch), 1 + types[OWN_MEMORY, type_id]
     if plan_rows and batch > 0:
         wanted = batch * int(min(1.0 * rules[MAX_STEPS], budget_s / seconds[batch] + 1)) + max_batch
