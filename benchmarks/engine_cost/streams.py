@@ -25,18 +25,22 @@ TARGET_A_CORE: Final = 500
 Send = Callable[[int, Tensor], Pending]
 
 
-def played(send: Send, frames: Tensor, count: int, seconds: float) -> tuple[NDArray[np.float64], float]:
-    """Play `count` streams, evenly spread over 32 ms; return the ms from due to answered of each frame, and CPU us.
+def played(
+    send: Send, frames: Tensor, count: int, seconds: float, each_s: float = EACH_S
+) -> tuple[NDArray[np.float64], float]:
+    """Play `count` streams with a frame each 32 ms, evenly spread; return the ms from due to answered, and CPU us.
 
-    CPU: a frame, of the whole process, the sending included, which is alike on both sides.
+    CPU: a frame, of the whole process, the sending included, which is alike on both sides. A frame without an answer
+    is as late as it is when waiting has ended.
     """
-    rounds = max(3, int(seconds / EACH_S))
-    due = (np.arange(rounds * count) * (EACH_S / count)).astype(np.float64)
+    rounds = max(3, int(seconds / each_s))
+    due = (np.arange(rounds * count) * (each_s / count)).astype(np.float64)
     done = np.full(len(due), np.nan)
 
     def note(number: int, future: Pending) -> None:
-        done[number] = time.perf_counter()
-        future.result()
+        now_s = time.perf_counter()
+        if future.exception() is None:  # otherwise it has no answer
+            done[number] = now_s
 
     futures = []
     cpu_s, begin_s = time.process_time(), time.perf_counter()

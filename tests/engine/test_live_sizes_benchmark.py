@@ -39,9 +39,9 @@ NOT_KEPT = ("benchmarks", "examples")
 def test_the_search_finds_the_most_streams_that_hold_as_close_as_it_says(sizes, monkeypatch, most):
     looked = []
 
-    def look(opened, frames, seconds, count):
+    def look(opened, case, seconds, count):
         looked.append(count)
-        return sizes.Look(count, 1.0, 5.0 if count <= most else 50.0, 100.0)
+        return sizes.Look(count, 32.0, 1.0, 5.0 if count <= most else 50.0, 100.0)
 
     monkeypatch.setattr(sizes, "look", look)
     found = sizes.most_held(None, None, 1.0, 80)
@@ -54,7 +54,8 @@ def test_the_search_finds_the_most_streams_that_hold_as_close_as_it_says(sizes, 
 def test_a_stall_of_the_host_does_not_count_unless_it_comes_twice(sizes, monkeypatch):
     late = iter([[40.0] * 100, [2.0] * 100, [3.0] * 100, [60.0] * 100, [50.0] * 100])
     monkeypatch.setattr(sizes, "played", lambda *_: (sizes.np.array(next(late)), 9.0))
-    looks = [sizes.look(nullcontext, torch.zeros(1, 1), 1.0, 4) for _ in range(3)]
+    case = sizes.Case(None, None, (), 4, torch.zeros(1, 1))
+    looks = [sizes.look(nullcontext, case, 1.0, 4) for _ in range(3)]
     assert [one.p99_ms for one in looks] == [2.0, 3.0, 50.0]
     assert [one.holds for one in looks] == [True, True, False]
 
@@ -98,14 +99,15 @@ def test_all_threads_are_on_one_core_for_a_while(sizes):
 
 
 def test_the_table_says_nothing_where_nothing_was_held(sizes):
+    held = {side: {"streams": count} for side, count in (("hand", 400), ("ours", 300))}
     found = {
         "command": "python live_sizes.py", "commit": "abc", "machine": {"cpu": "A processor"}, "load_average": 0.1,
         "load_average_after": 0.2, "operations_a_second": 5e10,
         "rows": [
-            {"network": "small", "operations": 1e6, "hand": {"streams": 400}, "ours": {"streams": 300}},
-            {"network": "large", "operations": 1e8, "hand": None, "ours": None},
+            {"network": "small", "operations": 1e6, "each_s": 0.032, **held},
+            {"network": "large", "operations": 1e8, "each_s": 0.16, "hand": None, "ours": None},
         ],
     }  # fmt: skip
     text = sizes.shown(found)
     assert "| small | 1 | 1,600 | 400 | 300 | 0.75 | 0.19 |" in text
-    assert "| large | 100 | 16 | 0 | 0 | - | 0.00 |" in text
+    assert "| large | 100 | 80 | 0 | 0 | - | 0.00 |" in text
