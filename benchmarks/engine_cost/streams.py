@@ -25,19 +25,22 @@ TARGET_A_CORE: Final = 500
 Send = Callable[[int, Tensor], Pending]
 
 
-def live(send: Send, frames: Tensor, count: int, seconds: float) -> tuple[float, float, float]:
-    """Play `count` streams, evenly spread over 32 ms; return p90 of an answer in ms, CPU us a frame, and backlog.
+def played(
+    send: Send, frames: Tensor, count: int, seconds: float, each_s: float = EACH_S
+) -> tuple[NDArray[np.float64], float]:
+    """Play `count` streams with a frame each 32 ms, evenly spread; return the ms from due to answered, and CPU us.
 
-    CPU: of the whole process, the sending included, which is alike on both sides. Backlog: by how many ms the last
-    tenth is later on average than the second; it grows where streams are not held.
+    CPU: a frame, of the whole process, the sending included, which is alike on both sides. A frame without an answer
+    is as late as it is when waiting has ended.
     """
-    rounds = max(3, int(seconds / EACH_S))
-    due = (np.arange(rounds * count) * (EACH_S / count)).astype(np.float64)
+    rounds = max(3, int(seconds / each_s))
+    due = (np.arange(rounds * count) * (each_s / count)).astype(np.float64)
     done = np.full(len(due), np.nan)
 
     def note(number: int, future: Pending) -> None:
-        done[number] = time.perf_counter()
-        future.result()
+        now_s = time.perf_counter()
+        if future.exception() is None:  # otherwise it has no answer
+            done[number] = now_s
 
     futures = []
     cpu_s, begin_s = time.process_time(), time.perf_counter()
@@ -50,11 +53,19 @@ def live(send: Send, frames: Tensor, count: int, seconds: float) -> tuple[float,
         futures.append(future)
     wait_for_all(futures, max(2.0, 2 * seconds))
     cpu_s, now_s = time.process_time() - cpu_s, time.perf_counter()
-    late = 1e3 * (np.where(np.isnan(done), now_s, done) - begin_s - due)
-    tenth = max(1, len(late) // 10)
     answered = max(1, int(np.count_nonzero(~np.isnan(done))))
+    return 1e3 * (np.where(np.isnan(done), now_s, done) - begin_s - due), 1e6 * cpu_s / answered
+
+
+def live(send: Send, frames: Tensor, count: int, seconds: float) -> tuple[float, float, float]:
+    """Play streams; return p90 of an answer in ms, CPU us a frame, and backlog. See `played`.
+
+    Backlog: by how many ms the last tenth is later on average than the second; it grows where streams are not held.
+    """
+    late, cpu_us = played(send, frames, count, seconds)
+    tenth = max(1, len(late) // 10)
     grown = float(late[-tenth:].mean() - late[tenth : 2 * tenth].mean())
-    return float(np.percentile(late[tenth:], 90)), 1e6 * cpu_s / answered, grown
+    return float(np.percentile(late[tenth:], 90)), cpu_us, grown
 
 
 def is_held(p90_ms: NDArray[np.float64], grown_ms: NDArray[np.float64]) -> bool:

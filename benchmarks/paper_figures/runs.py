@@ -48,6 +48,8 @@ RUNS: Final[dict[str, Run]] = {
             "policies.md"),
         Run("short-decoders", "python benchmarks/short_decoders.py --data DATA", ("short-decoders.json",), 1,
             "policies.md"),
+        Run("live-sizes", "python benchmarks/live_sizes.py --page docs/live-audio.md", ("live-sizes.json",), 7,
+            "live-audio.md"),
         Run("deterministic", "python benchmarks/deterministic.py", ("deterministic.json",), 4, "models.md"),
         Run("fleet", "python benchmarks/fleet.py", ("fleet.json", "fleet-costs.json"), 10, "fleet-planning.md"),
         Run("fleet-simulated-and-real", "python benchmarks/fleet_simulated_and_real.py DATA", (

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from engine_models import Gate, Sums, Totals, Turns, assert_balanced, scheduler, shut, wait_until
 
 import batchmaker as bm
+from batchmaker.engine.request import SequenceEnd, SequenceEnded
+from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import (
     CancelledError,
+    DeadlineError,
     ModelError,
     OptionError,
     SequenceError,
@@ -94,6 +98,39 @@ def test_stop_answers_the_accepted_chunks_of_open_sequences_and_then_ends_them()
     sequences[0].close()
     assert engine.num_sequences == 0
     assert_balanced(engine)
+
+
+def fails_late(sequence: Sequence) -> None:
+    assert isinstance(sequence.submit([1], deadline_ms=-1).exception(60), DeadlineError)
+    sequence.close(failed=True)
+
+
+@pytest.mark.parametrize(
+    ("ends", "end", "said"),
+    [
+        (lambda sequence: sequence.finish([1]).result(60), SequenceEnd.FINISHED, "it was finished"),
+        (lambda sequence: sequence.close(), SequenceEnd.CLOSED, "it was closed"),
+        (lambda sequence: sequence.close(drain=False), SequenceEnd.GIVEN_UP, "it was given up"),
+        (fails_late, SequenceEnd.FAILED, "a chunk of it has no result"),
+        (lambda sequence: sequence.close(stopped=True), SequenceEnd.STOPPED, "what served it was stopped"),
+        (lambda sequence: sequence.close(drain=False, stopped=True), SequenceEnd.STOPPED, "what served it was stopped"),
+        (lambda sequence: None, SequenceEnd.STOPPED, "the engine has been stopped"),
+    ],
+    ids=["finished", "closed", "given up", "failed", "stopped", "stopped at once", "the engine stopped"],
+)
+def test_who_opened_a_sequence_is_told_once_who_ended_it_and_why(
+    ends: Callable[[Sequence], object], end: SequenceEnd, said: str
+) -> None:
+    told: list[SequenceEnded] = []
+    with bm.Engine(Totals(), threads=1) as engine:
+        sequence = engine.open_sequence(on_ended=told.append)
+        assert float(sequence.submit([2]).result(60)) == 2
+        ends(sequence)
+        assert sequence.is_open == (said == "the engine has been stopped")
+    sequence.close(drain=False)
+    assert [(one.end, one.said) for one in told] == [(end, said)]
+    with pytest.raises(SequenceError, match=said):
+        sequence.submit([1])
 
 
 @pytest.mark.parametrize("workers", [1, 2])

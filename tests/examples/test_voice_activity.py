@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import re
 import shutil
 import sys
 import time
@@ -18,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 import batchmaker as bm
+import batchmaker.client
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "examples" / "voice_activity"
@@ -102,7 +106,7 @@ def test_live_streams_get_them_too(engine, theirs, size):
         sequence.close()
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
+# --- a server, and the way to it in the documentation -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +134,28 @@ def served(model, tmp_path_factory) -> Iterator[Any]:
     yield server
     server.close()
     sys.path.remove(str(SERVER_TESTS))
+
+
+def test_the_documented_way_from_a_file_to_many_streams_is_that_of_this_network(served, recording, theirs):
+    """The functions on the page, with silero-vad in place of the page's own small network."""
+    text = (REPOSITORY / "docs" / "live-audio.md").read_text("utf-8")
+    section = text.partition("## From a file to 500 live streams")[2].partition("\n## ")[0]
+    names: dict[str, Any] = {
+        "asyncio": asyncio, "contextlib": contextlib, "np": np, "wave": wave, "Client": batchmaker.client.Client,
+    }  # fmt: skip
+    for block in re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
+        if "def " in block:
+            exec(block, names)
+    frames, address = names["frames_of"](str(recording)), f"http://{served.address}"
+    answers = asyncio.run(names["hear"](address, "voice_activity", frames))
+    expected = answers_of(theirs, frames.reshape(-1))
+    np.testing.assert_allclose([answer["speech"] for answer in answers], expected[:, None], atol=1e-3)
+    late_ms = asyncio.run(names["play"](address, "voice_activity", frames[:5], streams=20, connections=2))
+    assert len(late_ms) == 5 * 20
+    assert served.metric("batchmaker_sequences_ended_total", why="finished") == 1 + 20
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -96,6 +96,12 @@ def closed(connection: ClientConnection) -> tuple[int, str]:
     return connection.close_code, connection.close_reason
 
 
+def ends_in_the_log(server: RunningServer) -> list[str]:
+    """Why each sequence has ended that was not finished."""
+    lines = [json.loads(line) for line in server.log.read_text().splitlines() if '"sequence ended"' in line]
+    return [line["why"] for line in lines]
+
+
 def refused(server: RunningServer, model: str, query: str = "", **options: Any) -> tuple[int, str]:
     """Status and message of a handshake that is refused."""
     with pytest.raises(InvalidStatus) as caught:
@@ -368,8 +374,9 @@ def test_unloading_a_model_answers_what_was_read_and_closes(serve, gated, tmp_pa
         server.wait_for(lambda: server.get("/v2/models/gated/ready").status != 200)
         gate.touch()
         assert [told(connection)["output_0"] for _ in range(2)] == [[3, 4, 5], [6]]
-        assert closed(connection) == (1001, "the server or the model is being stopped")
+        assert closed(connection) == (1001, "the model is being unloaded")
         unloading.join(LIMIT_S)
+    assert ends_in_the_log(server) == ["the model is being unloaded"]
 
 
 @pytest.mark.slow
@@ -396,8 +403,9 @@ def test_after_the_drain_what_was_read_is_answered_and_connections_are_closed(se
     with connected(server, "gated") as connection:
         assert counted(connection, 1) == [[1]]
         server.process.send_signal(signal.SIGTERM)
-        assert closed(connection) == (1001, "the server or the model is being stopped")
+        assert closed(connection) == (1001, "the server is being stopped")
     assert server.process.wait(LIMIT_S) == 0
+    assert ends_in_the_log(server) == ["the server is being stopped"]
     assert gate.exists() is False
 
 

@@ -19,6 +19,7 @@ from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferResponse
 from batchmaker.server.request_body import BodyBudget
+from batchmaker.server.served_model import StopCause
 from batchmaker.server.signature import Signature, TensorSpec
 from batchmaker.server.statistics import ModelStatistics
 from batchmaker.server.tensors import Tensor
@@ -36,6 +37,8 @@ class Connection:
         self.connected: set[Any] = set()
         self.num_conversations = 1
         self.is_open = True
+        self.stop_cause: Any = None
+        self.ended_by_server: bool | None = None
         self.unread: list[bytes] = []
         self.num_read = 0
         self.waiting: dict[int, Any] = {}
@@ -44,6 +47,7 @@ class Connection:
         self.cancelled: list[int] = []
         self.writable = True
         self.closing: Any = None
+        self.reason = ""
         self.watch = Watch()
         self.planned: Any = None
         self.statistics = ModelStatistics()
@@ -78,11 +82,11 @@ class Connection:
             self.said.append(said.get("n", said.get("status")))
             frames = frames[begin + size :]
 
-    def close(self, code: int = 0, reason: str = "") -> None:
-        if code:
-            self.closing = code
+    def close(self, code: int = 0, reason: str = "", *, stopped: bool | None = None) -> None:
+        if stopped is None:
+            self.closing, self.reason = code, reason
         else:  # the sequence
-            self.is_open = False
+            self.is_open, self.ended_by_server = False, stopped
             self.cancelled += [number for number, chunk in self.waiting.items() if not chunk.done]
 
     def plan(self, at_s: float) -> None:
@@ -271,12 +275,14 @@ def test_told_to_stop_it_answers_what_was_read(num_open):
     async def body():
         there = Connection(max_chunks_ahead=2)
         there.sends(*range(num_open))
+        there.stop_cause = StopCause.UNLOADED
         for stop in tuple(there.connected):
             stop()
         there.sends(7)
         for number in range(num_open):
             there.answer(number)
-        assert there.closing == 1001
+        assert (there.closing, there.reason) == (1001, "the model is being unloaded")
+        assert there.ended_by_server
         assert (there.said, there.num_read) == (list(range(num_open)), num_open)
 
     asyncio.run(body())
@@ -288,6 +294,7 @@ def test_a_client_that_leaves_gives_up_what_is_computed():
         there.sends(1, 2)
         there.leaves()
         assert there.cancelled == [1, 2]
+        assert there.ended_by_server is False
         assert there.bodies.held == 0
         there.answer(1)  # it was too late to give it up
         assert there.said == []

@@ -12,6 +12,7 @@ import pytest
 from served_models import Counter, Sums
 
 import batchmaker as bm
+from batchmaker.engine.request import SequenceEnd
 from batchmaker.errors import OptionError, SavedModelError
 from batchmaker.server.engine_port import EngineOptions
 from batchmaker.server.faults import FaultKind, ServiceError
@@ -19,6 +20,7 @@ from batchmaker.server.freed import leave_models_alone
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest
 from batchmaker.server.repository import Entry, Repository
+from batchmaker.server.sender import NOBODY
 from batchmaker.server.service import Service
 from batchmaker.server.sources import SavedDirectory, parse_source
 from batchmaker.server.tensors import Tensor
@@ -130,6 +132,34 @@ def test_what_is_not_finished_in_time_is_given_up_as_unavailable(folder):
         assert given_up.value.kind is FaultKind.UNAVAILABLE
 
     run(repository, body)
+
+
+@pytest.mark.parametrize(
+    ("stops", "why"),
+    [
+        (lambda repository: repository.unload("counter"), "the model is being unloaded"),
+        (lambda repository: repository.load("counter"), "the model was loaded anew"),
+        (lambda repository: repository.close(5.0), "the server is being stopped"),
+    ],
+    ids=["unloaded", "loaded anew", "server stops"],
+)
+def test_sequences_that_a_stop_ends_are_told_to_be_ended_by_it_and_not_by_their_clients(folder, caplog, stops, why):
+    repository = make(folder)
+
+    async def body():
+        served = repository.get("counter")
+        await served.infer(count_to(1, sequence_id=7, sequence_start=True))
+        connected, gone = (served.connect(NOBODY, 0) for _ in range(2))
+        served.connected.add(lambda: connected.close(stopped=True))  # as every connection does
+        gone.close()
+        with caplog.at_level("INFO", "batchmaker.server"):
+            await stops(repository)
+        ended = served.statistics.sequences_ended
+        assert (ended[SequenceEnd.STOPPED], ended[SequenceEnd.GIVEN_UP]) == (2, 1)
+
+    run(repository, body)
+    ends = [record.why for record in caplog.records if record.getMessage() == "sequence ended"]
+    assert sorted(ends) == sorted([why, why, "it was given up"])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from batchmaker.clock import VirtualClock
 from batchmaker.engine.open_sequences import SequenceLimit, Sequences
+from batchmaker.engine.request import SequenceEnd
 from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import SequenceError
 from batchmaker.lab import zoo
@@ -240,6 +241,16 @@ def test_a_request_that_is_refused_ends_its_sequence_once_those_before_it_are_an
         pass
     assert "is not open" in str(refused(named))
     assert named.refused({"sequence_id": 7}, of(), fault) is fault
+
+
+@pytest.mark.parametrize(("stopping", "end"), [(False, SequenceEnd.FAILED), (True, SequenceEnd.STOPPED)])
+def test_a_chunk_that_is_refused_because_the_model_stops_ends_its_sequence_as_stopped(stopping, end):
+    told = []
+    named = OpenSequences("m", Port(), Limits(), lambda sender, ended: told.append(ended.end))
+    take(named, start=True)
+    named.stopping = stopping
+    named.refused({"sequence_id": 7}, of(), REFUSALS[0])
+    assert told == [end]
 
 
 @pytest.mark.parametrize(

@@ -307,11 +307,11 @@ class Sequences:
 
 
 def said_end(end: SequenceEnd) -> str:
-    """Return why a sequence has ended, in words, where its caller has ended it."""
+    """Return why a sequence has ended, in words, where `Sequence.close` or `finish` has ended it."""
     return _SAID.get(end, f"it was {end}")
 
 
-_SAID: Final = {SequenceEnd.FAILED: "a chunk of it has no result"}
+_SAID: Final = {SequenceEnd.FAILED: "a chunk of it has no result", SequenceEnd.STOPPED: "what served it was stopped"}
 
 
 def _after_failed(number: int) -> SequenceError:

@@ -86,7 +86,8 @@ class SequenceEnd(StrEnum):
     """Why a sequence has ended.
 
     Its caller has sent the last chunk, has closed it, or has given it up (`close(drain=False)`); a chunk had no result,
-    where that is the end; no chunk came for too long; or the engine was stopped or has failed.
+    where that is the end; no chunk came for too long; or the engine, or what serves its caller, was stopped, or the
+    engine has failed.
     """
 
     FINISHED = "finished"

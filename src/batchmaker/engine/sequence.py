@@ -131,13 +131,14 @@ class Sequence:
         """Whether it takes chunks: it is not closed and has not ended, for example by being idle for too long."""
         return self._end_asked is None and self._entry.ended is None
 
-    def close(self, *, drain: bool = True, failed: bool = False) -> None:
+    def close(self, *, drain: bool = True, failed: bool = False, stopped: bool = False) -> None:
         """Take no more chunks. The state is freed once the accepted chunks are answered; drain=False cancels them.
 
-        failed: it ends because of a chunk without a result, and says so. Returns at once. A second call only cancels.
+        failed: it ends because of a chunk without a result, and says so. stopped: it ends because what serves its
+        caller stops, and says so. Returns at once. A second call only cancels.
         """
-        end = SequenceEnd.FAILED if failed else SequenceEnd.CLOSED if drain else SequenceEnd.GIVEN_UP
-        self._end_with(end, drain=drain)
+        end = SequenceEnd.CLOSED if drain else SequenceEnd.GIVEN_UP
+        self._end_with(SequenceEnd.FAILED if failed else SequenceEnd.STOPPED if stopped else end, drain=drain)
 
     def _end_with(self, end: SequenceEnd, *, drain: bool) -> None:
         if self._end_asked is not None and drain:

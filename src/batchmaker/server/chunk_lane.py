@@ -226,9 +226,9 @@ class Lane:
         request_id = "" if chunk.request is None else chunk.request.id
         return LaneAnswer(AnswerKind.FAULT, self._form.write_fault(fault, request_id), chunk.about, is_last)
 
-    def close(self) -> None:
-        """Give up what is not answered, and end the sequence."""
+    def close(self, *, stopped: bool = False) -> None:
+        """Give up what is not answered, and end the sequence. stopped: the server ends it, not its client."""
         for chunk in self._chunks:
             self._held.resize(self._held.size - chunk.size)
         self._chunks = []
-        self.sequence.close()
+        self.sequence.close(stopped=stopped)

@@ -17,7 +17,7 @@ from batchmaker.server.message_reader import framed
 from batchmaker.server.parts import Site
 from batchmaker.server.sender import NOBODY, Sender
 from batchmaker.server.sequences import ConnectedSequence
-from batchmaker.server.served_model import ServedModel
+from batchmaker.server.served_model import ServedModel, StopCause
 from batchmaker.server.socket_protocol import SocketProtocol
 
 _LOG = logging.getLogger("batchmaker.server")
@@ -33,7 +33,9 @@ class Closing(NamedTuple):
 AFTER_ENGINE_S: Final = 0.05
 """The engine ends idle sequences itself, and says why; connections look so much later."""
 
-STOPPING: Final = Closing(1001, "the server or the model is being stopped")
+GOING_AWAY: Final = 1001
+"""The code for a server that stops, or a model that is unloaded (RFC 6455, section 7.4.1)."""
+
 DEFECT: Final = Closing(1011, "the server failed")
 _FINISHED: Final = Closing(1000, "the sequence was finished")
 _IDLE: Final = Closing(1008, "no chunk came for as long as a sequence may be idle")
@@ -172,7 +174,7 @@ class ChunkSocket:
             if last.kind is not AnswerKind.FAULT:
                 self._close(_FINISHED)
             else:
-                self._close(STOPPING if self._stopping else _FAILED)
+                self._close(stopping(self._served) if self._stopping else _FAILED)
             return
         self._quiet_since_s = get_running_loop().time()
         if self._taken is not None:  # there may be room now
@@ -208,7 +210,7 @@ class ChunkSocket:
 
     def _end_if_stopped(self) -> None:
         if self._stopping and not self._over and not self._lane.num_waiting and self._taken is None:
-            self._close(STOPPING)
+            self._close(stopping(self._served))
 
     def lost(self, why: str, code: int) -> None:
         """Give up what is computed: nobody is there for it. See Conversation."""
@@ -223,9 +225,14 @@ class ChunkSocket:
         self._over = True
         self._taken = None
         self._served.connected.discard(self.stop)
-        self._lane.close()
+        self._lane.close(stopped=self._stopping)
         self._room.held.release()
         self._site.service.disconnect()
+
+
+def stopping(served: ServedModel) -> Closing:
+    """Return how a connection is closed that reads no further because the server, or this model, stops."""
+    return Closing(GOING_AWAY, served.stop_cause or StopCause.SERVER)
 
 
 def _said(answer: LaneAnswer) -> bytes | str:

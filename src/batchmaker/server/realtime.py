@@ -36,7 +36,7 @@ from batchmaker.server.realtime_events import (
 from batchmaker.server.request_body import HeldBytes
 from batchmaker.server.sender import Sender
 from batchmaker.server.sequences import ConnectedSequence
-from batchmaker.server.served_model import ServedModel
+from batchmaker.server.served_model import ServedModel, StopCause
 from batchmaker.server.transcript import SOUND, PendingSound, Transcript
 from batchmaker.server.transcription_ask import check_language
 from batchmaker.server.transcriptions import Transcriber
@@ -54,7 +54,6 @@ class Farewell(NamedTuple):
     reason: str
 
 
-_STOPPING: Final = Farewell(1001, "the server or the model is being stopped")
 _IDLE: Final = Farewell(1008, "nothing came for as long as a session may be idle")
 
 
@@ -198,7 +197,8 @@ class RealtimeSession:
                 raise _Gone
             await self._take(message)
             self._quiet_since_s = self._now_s()
-        return _STOPPING
+        cause = None if self._model is None else self._model.served.stop_cause
+        return Farewell(1001, cause or StopCause.SERVER)
 
     async def _room_ahead(self) -> None:
         """Wait until another chunk may be read before those that wait are answered."""
@@ -400,7 +400,7 @@ class RealtimeSession:
     def _end(self, item: _Item) -> None:
         """Nothing more is said of an utterance: free its rows."""
         item.over = True
-        item.sequence.close()
+        item.sequence.close(stopped=self._stopping)
         self._items.discard(item)
         if self._item is item:
             self._item = None

@@ -17,7 +17,7 @@ from batchmaker.server.engine_port import EngineOptions
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
 from batchmaker.server.freed import free_memory
 from batchmaker.server.limits import Limits
-from batchmaker.server.served_model import ServedModel
+from batchmaker.server.served_model import ServedModel, StopCause
 from batchmaker.server.sources import Source, Versions
 
 _LOG = logging.getLogger("batchmaker.server")
@@ -174,7 +174,7 @@ class Repository:
                 except Exception as error:
                     if version not in self._served.get(name, {}):
                         self._states[name, version] = ("UNAVAILABLE", str(fault_of(error)))
-                    await _close_all(fresh, 0.0)
+                    await _close_all(fresh, 0.0, StopCause.UNLOADED)
                     raise
             old, self._served[name] = self._served.get(name, {}), fresh
             self._loaded[name] = found.stamp
@@ -183,7 +183,7 @@ class Repository:
             for version in fresh:
                 self._states[name, version] = ("READY", "")
                 _LOG.info("model loaded", extra={"model": name, "version": version})
-            await _close_all(old, self._limits.drain_seconds)
+            await _close_all(old, self._limits.drain_seconds, StopCause.REPLACED)
             ended = [weakref.ref(model) for model in old.values()]
             del old
         if ended:
@@ -222,7 +222,7 @@ class Repository:
             old = self._served.pop(name, {})
             for version in old:
                 self._states[name, version] = ("UNLOADING", "")
-            await _close_all(old, self._limits.drain_seconds)
+            await _close_all(old, self._limits.drain_seconds, StopCause.UNLOADED)
             for version in old:
                 self._states[name, version] = ("UNAVAILABLE", "unloaded")
                 _LOG.info("model unloaded", extra={"model": name, "version": version})
@@ -277,15 +277,19 @@ class Repository:
         return bool(models) and all(model.ready for model in models)
 
     async def close(self, within_s: float) -> bool:
-        """Finish accepted requests, for `within_s` at most, and end all engines. Returns whether all were finished."""
-        return await _close_all({str(number): model for number, model in enumerate(self.models())}, within_s)
+        """Finish accepted requests, for `within_s` at most, and end all engines: the server stops.
+
+        Returns whether all were finished.
+        """
+        models = {str(number): model for number, model in enumerate(self.models())}
+        return await _close_all(models, within_s, StopCause.SERVER)
 
 
 def _clash(name: str) -> str:
     return f"two models are named {name!r}; give one of them another name as NAME=MODEL"
 
 
-async def _close_all(models: Mapping[str, ServedModel], within_s: float) -> bool:
+async def _close_all(models: Mapping[str, ServedModel], within_s: float, cause: StopCause) -> bool:
     for model in models.values():
-        model.refuse()
-    return all(await asyncio.gather(*(model.close(within_s) for model in models.values())))
+        model.refuse(cause)
+    return all(await asyncio.gather(*(model.close(within_s, cause) for model in models.values())))

@@ -242,6 +242,7 @@ class Stop:
             return
         if not self._server.force_exit:
             self.finished = False
+            self._service.hang_up()
             self._server.should_exit = self._server.force_exit = True
             end = threading.Timer(_AT_ONCE_S, _end_now)  # not on the loop, which ends before the threads are joined
             end.daemon = True

@@ -127,9 +127,9 @@ class ConnectedSequence:
         """Whether it takes chunks. It does not after a long idle time, or after a failed or refused chunk."""
         return self.sequence.is_open
 
-    def close(self) -> None:
-        """Cancel unanswered chunks and free the rows."""
-        self.sequence.close(drain=False)
+    def close(self, *, stopped: bool = False) -> None:
+        """Cancel unanswered chunks and free the rows. stopped: the server ends it, not its client."""
+        self.sequence.close(drain=False, stopped=stopped)
         self._on_closed(self.sequence)
 
 
@@ -165,6 +165,8 @@ class OpenSequences:
         self._known: OrderedDict[tuple[str, _Key], _Held] = OrderedDict()  # by connection; the oldest first
         self._connected: dict[Sequence, tuple[str, str]] = {}  # the owners of those without names
         self._sweep_at = 64
+        self.stopping = False
+        """Whether the model takes no more chunks."""
         self.num_connected = 0
         self.num_begun = 0
 
@@ -236,7 +238,7 @@ class OpenSequences:
         held, known = self._open(key), self._known.get((sender.connection, key))
         if held is None or not _may_go_on(held, known):
             return fault
-        held.sequence.close(failed=True)
+        held.sequence.close(failed=not self.stopping, stopped=self.stopping)
         self._forget(key, held)
         return _ended_with(fault, _begin_anew(name))
 

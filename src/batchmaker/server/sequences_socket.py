@@ -12,7 +12,7 @@ import msgspec
 from batchmaker.server.chunk_form import ChunkForm
 from batchmaker.server.chunk_lane import AnswerKind, Lane, LaneAnswer
 from batchmaker.server.chunk_room import ChunkRoom
-from batchmaker.server.chunk_socket import AFTER_ENGINE_S, DEFECT, STOPPING, Closing
+from batchmaker.server.chunk_socket import AFTER_ENGINE_S, DEFECT, Closing, stopping
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.message_reader import framed
 from batchmaker.server.parts import Site
@@ -341,10 +341,10 @@ class SequencesSocket:
         if answer.kind is AnswerKind.FAULT:
             self._note_ended(lane.number)
 
-    def _end_lane(self, lane: Lane) -> None:
+    def _end_lane(self, lane: Lane, *, stopped: bool = False) -> None:
         del self._lanes[lane.number]
         self._quiet.pop(lane, None)
-        lane.close()
+        lane.close(stopped=stopped)
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
@@ -386,7 +386,7 @@ class SequencesSocket:
         stopped = self._stopping and not any(lane.num_waiting for lane in self._lanes.values())
         drained = self._site.service.draining and not self._lanes
         if (stopped or drained) and self._message is None and self._frame is None:
-            self._close(STOPPING)
+            self._close(stopping(self._served))
 
     def lost(self, why: str, code: int) -> None:
         """Give up what is computed: nobody is there for it. See Conversation."""
@@ -402,7 +402,7 @@ class SequencesSocket:
         self._message = self._frame = None
         self._served.connected.discard(self.stop)
         for lane in tuple(self._lanes.values()):
-            self._end_lane(lane)
+            self._end_lane(lane, stopped=self._stopping)
         self._room.held.release()
         self._site.service.disconnect()
 

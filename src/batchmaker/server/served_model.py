@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, nullcontext
+from enum import StrEnum
 from typing import Any, Final, TypeVar, final
 
 from batchmaker.engine import StepSeen, Ticket
@@ -43,6 +44,14 @@ _Work = TypeVar("_Work")
 _Formed = TypeVar("_Formed")
 
 
+class StopCause(StrEnum):
+    """Why a model takes no more: it is unloaded, another was loaded in its place, or the server stops."""
+
+    UNLOADED = "the model is being unloaded"
+    REPLACED = "the model was loaded anew"
+    SERVER = "the server is being stopped"
+
+
 @final
 class ServedModel:
     """A model version with its engine: takes requests until it is closed, and then finishes accepted ones."""
@@ -77,6 +86,8 @@ class ServedModel:
         """For each open connection with a sequence, a function that tells it to read no further."""
         self._forms: dict[tuple[tuple[str, str], ...], ChunkForm] = {}
         self._closing = False
+        self.stop_cause: StopCause | None = None
+        """Why connections with sequences were told to end, None while they were not."""
         self._port.watch(self._settled, self._stepped if trace_steps else None)
 
     def _settled(self, ticket: Ticket, error: BaseException | None) -> None:
@@ -85,12 +96,13 @@ class ServedModel:
     def _sequence_ended(self, sender: Sender, ended: SequenceEnded) -> None:
         self.statistics.sequences_ended[ended.end] += 1
         as_asked = ended.end in (SequenceEnd.FINISHED, SequenceEnd.CLOSED)
+        cause = self.stop_cause if ended.end is SequenceEnd.STOPPED else None
         _LOG.log(
             logging.DEBUG if as_asked else logging.INFO,
             "sequence ended",
             extra={
-                "model": self.name, "client": sender.client, "why": ended.said, "chunks": ended.num_chunks,
-                "seconds": round(ended.lasted_s, 3),
+                "model": self.name, "client": sender.client, "why": cause or ended.said,
+                "chunks": ended.num_chunks, "seconds": round(ended.lasted_s, 3),
             },
         )  # fmt: skip
 
@@ -333,22 +345,23 @@ class ServedModel:
             _LOG.warning("result does not fit the signature", extra={"model": self.name, "error": str(error)})
             raise ServiceError(FaultKind.INTERNAL, "the model's result does not fit its own signature") from error
 
-    def refuse(self) -> None:
+    def refuse(self, cause: StopCause) -> None:
         """Refuse new requests from now on; accepted ones continue."""
-        self._closing = True
-        self.hang_up()
+        self._closing = self.sequences.stopping = True
+        self.hang_up(cause)
 
-    def hang_up(self) -> None:
+    def hang_up(self, cause: StopCause) -> None:
         """Let every connection with a sequence answer the chunks it has read, and end."""
+        self.stop_cause = self.stop_cause or cause
         for stop in tuple(self.connected):
             stop()
 
-    async def close(self, within_s: float) -> bool:
+    async def close(self, within_s: float, cause: StopCause = StopCause.SERVER) -> bool:
         """Take no more requests, finish accepted ones, for `within_s` at most, and end.
 
         Returns whether all were finished.
         """
-        self.refuse()
+        self.refuse(cause)
         end = time.monotonic() + within_s
         while self.statistics.in_flight and self._port.heartbeat.alive and time.monotonic() < end:
             await asyncio.sleep(0.02)

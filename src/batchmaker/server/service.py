@@ -13,7 +13,7 @@ from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.parameters import named_sequence
 from batchmaker.server.repository import Repository
 from batchmaker.server.sender import NOBODY, Sender
-from batchmaker.server.served_model import ServedModel
+from batchmaker.server.served_model import ServedModel, StopCause
 from batchmaker.server.transcriptions import Transcriber
 
 AnsweredCalls = Counter[tuple[str, str]]
@@ -42,9 +42,9 @@ class Service:
         self._draining = True
 
     def hang_up(self) -> None:
-        """Let every connection with a sequence answer the chunks that it has read, and end."""
+        """Let every connection with a sequence answer the chunks that it has read, and end: the server stops."""
         for model in self.repository.models():
-            model.hang_up()
+            model.hang_up(StopCause.SERVER)
 
     @property
     def num_conversations(self) -> int:
