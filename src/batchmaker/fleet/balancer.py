@@ -344,10 +344,10 @@ class Balancer:
         self.moved(sequence.at.replica)
         sequence.at.replica = to
 
-    def moved(self, replica: Replica) -> None:
-        """A sequence of this replica goes on at another, from `connect`."""
+    def moved(self, replica: Replica, count: int = 1) -> None:
+        """A sequence of this replica goes on at another, from `connect`. count: those of a connection of many."""
         self.disconnect(replica)
-        self.num_moved_sequences += 1
+        self.num_moved_sequences += count
 
     def forget_idle(self) -> None:
         """Forget sequences that replicas have ended because nothing came. Call it now and then."""
