@@ -3,8 +3,8 @@
     python benchmarks/moved_sequences.py                 # to benchmarks/results/moved-sequences.json
     python benchmarks/moved_sequences.py --moves 100     # a short run; writes nothing
 
-Starts a fleet's front and two replicas, each in a process of its own. Clients keep sequences with names, WebSockets, and
-WebSockets of many sequences; each sends a chunk every tenth of a second, answered or not, and begins anew after 60.
+Starts a fleet's front and two replicas, each in a process of its own. Clients keep sequences with names, WebSockets,
+and WebSockets of many sequences; each sends a chunk every tenth of a second, answered or not, and begins anew after 60.
 Replicas are replaced one after the other until enough sequences have moved. Each answer is compared with the network
 computed over the whole sequence. A pause is the longest time that a chunk of a sequence took in the hand-overs of one
 round; in a round each sequence that stays open moves once.
@@ -43,7 +43,7 @@ from provenance import ROOT, made_by
 
 MEASURES = ("src/batchmaker/fleet", "src/batchmaker/server", "benchmarks/moved_sequences.py")
 SIZES = {"hidden": 32, "vocabulary_size": 100, "seed": 1}
-NUM_NAMED, NUM_SOCKETS, NUM_CONNECTIONS, NUM_CARRIED = 24, 24, 0, 16
+NUM_NAMED, NUM_SOCKETS, NUM_CONNECTIONS, NUM_CARRIED = 24, 24, 4, 16
 NUM_STREAMS = NUM_NAMED + NUM_SOCKETS + NUM_CONNECTIONS * NUM_CARRIED
 NUM_CHUNKS, CHUNK, PERIOD_S = 60, 4, 0.1
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -294,7 +294,10 @@ async def measure(num_moves: int) -> dict[str, Any]:
         "errors": sorted(set(seen.missing))[:10],
         "pause_ms": {"median": round(statistics.median(pauses), 1), "worst": round(max(pauses), 1)},
         "longest_hand_over_ms": round(1e3 * longest_s, 1),
-        "any_chunk_ms": {"median": round(statistics.median(times), 1), "p99": round(float(np.percentile(times, 99)), 1)},
+        "any_chunk_ms": {
+            "median": round(statistics.median(times), 1),
+            "p99": round(float(np.percentile(times, 99)), 1),
+        },
     }
 
 

@@ -21,7 +21,7 @@ from batchmaker.fleet.upstream import NoAnswerError, NotDoneError
 from batchmaker.server.answers import STATUS
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.request_ids import HEADER
-from batchmaker.server.routes.chunks import PROTOCOL
+from batchmaker.server.routes import chunks, realtime
 
 _CONNECT_S: Final = 10.0
 _STATE_S: Final = 60.0
@@ -34,6 +34,7 @@ _STAYS: Final = (
 )  # fmt: skip
 """Why sequences cannot go on at another replica."""
 
+_PROTOCOLS: Final = (chunks.PROTOCOL, realtime.PROTOCOL)
 _KINDS: Final = {status: kind for kind, status in STATUS.items()}
 
 
@@ -41,6 +42,8 @@ async def relay_socket(
     balancer: Balancer, on_suspect: Callable[[Replica], None], scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Carry a connection's messages both ways, to the replica with the fewest sequences, until either side closes.
+
+    Sequences are handed over; a session of OpenAI's realtime API ends with its replica.
 
     Raises ServiceError before the handshake, the replica's own if it refuses. If the replica ends, the connection is
     closed with 1011 and the reason. If it leaves, the sequences are handed over; see Relay.
@@ -129,7 +132,7 @@ class Relay:
             await asyncio.gather(rising, falling, return_exceptions=True)
         code, reason = self._socket.close_code or _GONE, self._socket.close_reason or ""
         if code == _GONE:
-            code, reason = 1011, "the replica that held the sequence has ended: connect anew"
+            code, reason = 1011, "the replica that had this connection has ended: connect anew"
         await send({"type": "websocket.close", "code": code, "reason": reason})
 
     async def close(self) -> None:
@@ -256,7 +259,7 @@ async def _connected(link: Link, scope: Scope) -> ClientConnection:
         return await connect(
             f"ws://{link.http.host}:{link.http.port}{path}" + (f"?{query}" if query else ""),
             additional_headers={"X-API-Key": link.key_of(state["caller"]), HEADER: state["request_id"]},
-            subprotocols=[Subprotocol(PROTOCOL)] if PROTOCOL in scope["subprotocols"] else None,
+            subprotocols=[Subprotocol(name) for name in _PROTOCOLS if name in scope["subprotocols"]] or None,
             compression=None,
             ping_interval=None,
             open_timeout=_CONNECT_S,
@@ -266,8 +269,10 @@ async def _connected(link: Link, scope: Scope) -> ClientConnection:
         )
     except InvalidStatus as error:
         answer = error.response
-        said = (answer.body or b"").decode("utf-8", "replace")
-        message = said.partition('"error":"')[2].rpartition('"')[0] or f"the replica answered {answer.status_code}"
+        message = f"the replica answered {answer.status_code}"
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            said = json.loads(answer.body or b"")["error"]
+            message = said["message"] if isinstance(said, dict) else said  # OpenAI's form, or the usual one
         after = answer.headers.get("retry-after")
         kind = _KINDS.get(answer.status_code, FaultKind.INTERNAL)
         raise ServiceError(kind, message, None if after is None else float(after)) from None

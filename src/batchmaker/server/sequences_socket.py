@@ -52,7 +52,7 @@ _MALFORMED: Final = 1007
 class TextFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A frame as a text message. chunk: as in the body of `generate`. state: to begin with, in base64; true asks.
 
-    Without `sequence` it is about all of the connection: `state` asks for the states, with an id; `open` goes on from them.
+    Without `sequence` it is about all of the connection: `state`, with an id, asks for the states; `open` brings them.
     """
 
     sequence: int | None = None
@@ -326,7 +326,7 @@ class SequencesSocket:
                     lane.ask_state()
             self._answer(list(self._lanes.values()))
         elif text.open is None or text != TextFrame(open=text.open):
-            self._close(Closing(_MALFORMED, "a text message is no frame: it has no sequence, and asks for no state of all"))
+            self._close(Closing(_MALFORMED, "a text message is no frame: it has no sequence"))
         elif self._lanes or self._ended:
             self._close(Closing(_MALFORMED, "'open' must come before all sequences"))
         else:
@@ -358,9 +358,11 @@ class SequencesSocket:
         if refused:
             said = _with("id", self._states_id, refused[0])
         else:
-            begun = (written_frame(number, BEGIN, STATE, bytes(answer.data)) for number, answer in states.items())
-            ended = (written_frame(number, END, NOTHING, b"") for number in self._ended)
-            whole = {"id": self._states_id, "state": b"".join((*begun, *ended)), "sequences": len(states)}
+            frames = [written_frame(number, END, NOTHING, b"") for number in self._ended]
+            for number, answer in states.items():
+                assert isinstance(answer.data, bytes)
+                frames.append(written_frame(number, BEGIN, STATE, answer.data))
+            whole = {"id": self._states_id, "state": b"".join(frames), "sequences": len(states)}
             said = msgspec.json.encode(whole).decode()
         self._socket.write(framed(said))
         self._socket.go_on()
@@ -509,7 +511,8 @@ def _joined(frames: Sized[bytes]) -> list[bytes]:
 def _text(number: int, answer: LaneAnswer) -> str:
     """Return an answer as text."""
     if answer.kind is AnswerKind.FAULT:
-        return _with("sequence", number, str(answer.data))
+        fault = str(answer.data) if answer.is_last else _with("end", False, str(answer.data))
+        return _with("sequence", number, fault)
     said: dict[str, Any] = {"sequence": number}
     if answer.kind is AnswerKind.STATE:
         said["state"] = answer.data
