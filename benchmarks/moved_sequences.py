@@ -4,7 +4,7 @@
     python benchmarks/moved_sequences.py --moves 100     # a short run; writes nothing
 
 Starts a fleet's front and two replicas, each in a process of its own. Clients keep sequences with names, WebSockets,
-and WebSockets of many sequences; each sends a chunk every tenth of a second, answered or not, and begins anew after 60.
+and WebSockets of many sequences; each sends a chunk every 0.4 seconds, answered or not, and begins anew after 40.
 Replicas are replaced one after the other until enough sequences have moved. Each answer is compared with the network
 computed over the whole sequence. A pause is the longest time that a chunk of a sequence took in the hand-overs of one
 round; in a round each sequence that stays open moves once.
@@ -45,7 +45,7 @@ MEASURES = ("src/batchmaker/fleet", "src/batchmaker/server", "benchmarks/moved_s
 SIZES = {"hidden": 32, "vocabulary_size": 100, "seed": 1}
 NUM_NAMED, NUM_SOCKETS, NUM_CONNECTIONS, NUM_CARRIED = 24, 24, 4, 16
 NUM_STREAMS = NUM_NAMED + NUM_SOCKETS + NUM_CONNECTIONS * NUM_CARRIED
-NUM_CHUNKS, CHUNK, PERIOD_S = 60, 4, 0.1
+NUM_CHUNKS, CHUNK, PERIOD_S = 40, 4, 0.4
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 Submit = Callable[[np.ndarray, bool], Awaitable[Any]]
 """Sends a chunk of a sequence, the last one or not, and returns its answer: a list of numbers."""
@@ -255,12 +255,12 @@ async def measure(num_moves: int) -> dict[str, Any]:
     pauses: list[float] = []
     num_rounds, longest_s, begin_s = 0, 0.0, time.perf_counter()
     async with talking(address, seen):
-        await asyncio.sleep(20 * PERIOD_S)
+        await asyncio.sleep(5 * PERIOD_S)
         while balancer.num_moved_sequences < num_moves:
             windows: list[tuple[float, float]] = []
             watching = asyncio.create_task(handing_over(server, windows))
             await server.update(msgspec.structs.replace(server.fleet.config, trace_steps=num_rounds % 2))
-            await asyncio.sleep(2 * PERIOD_S)
+            await asyncio.sleep(PERIOD_S)
             watching.cancel()
             num_rounds += 1
             pauses += pauses_ms(seen, windows)

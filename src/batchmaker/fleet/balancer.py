@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, final
 
@@ -62,6 +64,15 @@ class Replica:
     def idle(self) -> bool:
         """Whether it has nothing to finish."""
         return not self.num_requests and not self.num_sequences
+
+    @contextmanager
+    def questioned(self) -> Iterator[None]:
+        """Count a call that is no work of a model: one that leaves answers it first."""
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
 
 
 @final

@@ -267,7 +267,7 @@ class Front:
                 raise unsupported_load()
             query: bytes = scope["query_string"]  # written anew: what was decoded here is what the replica must see
             replica, target = found, quote(one[2]).encode() + (b"?" + query if query else b"")
-        with self.access.bodies.holding(sender_of(scope, self.access.keys).client) as held:
+        with replica.questioned(), self.access.bodies.holding(sender_of(scope, self.access.keys).client) as held:
             body = await held.read(Request(scope, receive, send))
             link: Link = replica.link
             onward = _onward(scope, target)
