@@ -142,8 +142,8 @@ async def stream(seen: Seen, place: int, begin: Callable[[], Any]) -> None:
         try:
             async with begin() as submit:
                 await sequence(seen, place, submit, np.split(tokens, NUM_CHUNKS), wanted)
-        except Exception as error:
-            seen.missing.append(f"{type(error).__name__}: {error}")
+        except* Exception as errors:
+            seen.missing += [f"{type(error).__name__}: {error}" for error in errors.exceptions]
 
 
 async def sequence(seen: Seen, place: int, submit: Submit, chunks: list[np.ndarray], wanted: np.ndarray) -> None:
@@ -305,6 +305,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moves", type=int, default=1000, help="write the result file only for 1000 or more")
     settings = parser.parse_args()
+    torch.set_num_threads(1)
     result = {**made_by(MEASURES), **uvloop.run(measure(settings.moves)), "load_average_after": os.getloadavg()[0]}
     print(json.dumps(result, indent=1))
     if settings.moves >= 1000:

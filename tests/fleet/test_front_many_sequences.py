@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -184,6 +185,41 @@ def test_a_client_that_asks_for_the_state_of_its_connection_gets_it_through_the_
             assert json.loads(await connection.recv()) == {"open": True}
             await connection.send(json.dumps({"sequence": 1, "chunk": {"input_0": 1}}))
             assert json.loads(await connection.recv())["answer"]["output_0"] == [3]
+
+    played(scenario, fleet_config(models[0]))
+
+
+@pytest.mark.parametrize("path", ["sequence", "sequences"])
+def test_a_client_that_leaves_while_its_sequences_move_leaves_nothing_behind(models, monkeypatch, path):
+    async def scenario(fleet):
+        balancer, opened, may_go_on, opened_at = (
+            fleet.server.balancer,
+            asyncio.Event(),
+            asyncio.Event(),
+            Relay._opened_at,
+        )
+
+        async def later(relay, new):
+            there = await opened_at(relay, new)
+            opened.set()
+            await may_go_on.wait()
+            return there
+
+        monkeypatch.setattr(Relay, "_opened_at", later)
+        async with connected(fleet, "counter", path=path) as connection:
+            await connection.send(np.int64(2).tobytes() if path == "sequence" else frame(1, 2, BEGIN))
+            await connection.recv()
+            moving = asyncio.create_task(hand_over(balancer, leaving(fleet)))
+            await opened.wait()
+        await fleet.wait_for(lambda: fleet.server.front.num_open == 0)
+        may_go_on.set()
+        assert await moving == 0
+        assert [(one.num_sequences, len(one.link.relays)) for one in balancer.replicas.values()] == [(0, 0), (0, 0)]
+        for number in balancer.replicas:
+            open_ones = ["1"]
+            while set(open_ones) != {"0.0"}:
+                metrics = (await fleet.client.get(f"/v2/replicas/{number}/metrics")).text
+                open_ones = re.findall(r"^batchmaker_open_websockets\S* (\S+)$", metrics, re.MULTILINE)
 
     played(scenario, fleet_config(models[0]))
 
