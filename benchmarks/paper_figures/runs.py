@@ -64,8 +64,6 @@ RUNS: Final[dict[str, Run]] = {
             "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
             "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json"), 20,
             "fleet-serving.md"),
-        Run("moved-sequences", "python benchmarks/moved_sequences.py", ("moved-sequences.json",), 6,
-            "fleet-serving.md"),
     )
 }  # fmt: skip
 
