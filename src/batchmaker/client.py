@@ -570,7 +570,7 @@ class SequencesConnection:
                 if isinstance(message, str):
                     said = json.loads(message)
                     answer = said.get("answer", said)
-                    self._settle(said["sequence"], answer, is_last="end" in said or "error" in said)
+                    self._settle(said["sequence"], answer, is_last=said.get("end", "error" in said))
                 else:
                     self._read_frames(message)
         except ConnectionClosed:

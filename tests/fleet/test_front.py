@@ -15,6 +15,7 @@ from fleets_in_process import LIMIT_S, RunningFleet, fleet_config, played
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
+from batchmaker.fleet.upstream import Upstream
 from batchmaker.server.config import FleetConfig
 from batchmaker.server.limits import Limits
 from batchmaker.server.shared_connection import MOST_BODY_BYTES
@@ -316,6 +317,31 @@ def test_a_rolling_update_replaces_all_replicas_while_requests_are_answered(mode
         assert set(statuses) == {200}
         assert not before & set(fleet.server.balancer.replicas)
         assert [one.config.trace_steps for one in fleet.replicas.values()] == [7, 7]
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_a_replica_that_leaves_answers_first_what_it_was_asked_about_itself(models, monkeypatch):
+    async def scenario(fleet):
+        call, may_go_on = Upstream.call, asyncio.Event()
+
+        async def later(upstream, head, body):
+            if b"/config" in head:
+                await may_go_on.wait()
+            return await call(upstream, head, body)
+
+        monkeypatch.setattr(Upstream, "call", later)
+        asked = asyncio.create_task(fleet.client.get("/v2/models/counter/config"))
+        replicas = fleet.server.balancer.replicas
+        await fleet.wait_for(lambda: any(one.num_requests for one in replicas.values()))
+        (leaving,) = [one for one in replicas.values() if one.num_requests]
+        updated = asyncio.create_task(fleet.server.update(fleet.server.fleet.config))
+        await fleet.wait_for(lambda: leaving.state == "draining")
+        await asyncio.sleep(0.2)  # in which it would end, if it did not wait
+        may_go_on.set()
+        assert (await asked).status_code == 200
+        await updated
+        assert leaving.state == "lost"
 
     played(scenario, fleet_config(models[0]))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from served_models import Counter, Gated, Sums
+from served_models import Counter, Gated, Rooted, Sums
 from server_process import RunningServer
 
 import batchmaker as bm
@@ -14,9 +14,10 @@ import batchmaker as bm
 
 @pytest.fixture(scope="session")
 def saved_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the saved models `counter` and `sums`."""
+    """A folder with the saved models `counter`, `rooted` and `sums`."""
     folder = tmp_path_factory.mktemp("saved")
     bm.save(Counter(), folder / "counter")
+    bm.save(Rooted(), folder / "rooted")
     bm.save(Sums(), folder / "sums")
     return folder
 

@@ -74,6 +74,14 @@ class Gated(Counter):
         return (yield from super().unfold_chunk(chunk, state))
 
 
+class Rooted(Counter):
+    """Counts; after a chunk for more than 5 its state has what cannot be moved."""
+
+    def unfold_chunk(self, chunk: int, state: Any) -> Iterator[Any]:
+        _, value = yield from super().unfold_chunk(chunk, None if state is None else state[0])
+        return None, (value, object() if chunk > 5 else None)
+
+
 class Leaving(Counter):
     """Counts, and asks the process to end for a request for 13."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import random
-import struct
 from contextlib import suppress
 from typing import Any
 
@@ -13,15 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sequence_messages import BEGIN, END, GIVE_UP, HEAD, NOTHING, RESET, STATE, VALUES, Answer, frame, read
 from server_process import LIMIT_S, RunningServer
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from batchmaker.client import Client, ServerError
 
-HEAD = struct.Struct("<IBBHI")  # by the documentation: see docs/live-audio.md
-BEGIN, END, RESET, GIVE_UP = 1, 2, 4, 8
-VALUES, NOTHING, STATE = 0, 1, 2
 AHEAD = 4
 LONG = 20_000
 
@@ -57,31 +55,6 @@ def connected(server: RunningServer, model: str, path: str = "sequences?answers=
         f"ws://{server.address}/v2/models/{model}/{path}", proxy=None, compression=None, ping_interval=None,
         open_timeout=LIMIT_S, close_timeout=LIMIT_S,
     )  # fmt: skip
-
-
-def frame(number: int, content: Any = None, flags: int = 0, kind: int | None = None) -> bytes:
-    """A frame; an int is a chunk of the model `counter`, None is nothing."""
-    content = np.int64(content).tobytes() if isinstance(content, int) else content
-    kind = (NOTHING if content is None else VALUES) if kind is None else kind
-    return HEAD.pack(number, flags, kind, 0, len(content or b"")) + (content or b"")
-
-
-Answer = tuple[int, int, int, Any]
-
-
-def read(message: bytes | str, dtype: str = "<i8") -> list[Answer]:
-    """The answers in a message: number, flags, kind, and what they hold; an error is its status."""
-    if isinstance(message, str):
-        said = json.loads(message)
-        return [(said["sequence"], 0, -1, said["status"])]
-    found, at = [], 0
-    while at < len(message):
-        number, flags, kind, zero, size = HEAD.unpack_from(message, at)
-        assert zero == 0
-        at += HEAD.size + size
-        content: Any = message[at - size : at]
-        found.append((number, flags, kind, np.frombuffer(content, dtype).tolist() if kind == VALUES else content))
-    return found
 
 
 def told(connection: ClientConnection, count: int) -> list[Answer]:
@@ -297,7 +270,7 @@ def test_what_is_wrong_with_one_sequence_is_told_to_it(server, sent, status):
         b"123", HEAD.pack(1, 1, 0, 0, 9) + bytes(8), HEAD.pack(1, 1, 0, 0, 0xFFFFFFFF), HEAD.pack(1, 16, 0, 0, 0),
         HEAD.pack(1, 1, 3, 0, 0), HEAD.pack(1, 1, 0, 7, 0), HEAD.pack(1, 1, NOTHING, 0, 1) + b"1",
         "no json", '{"sequence": -1}', '{"sequence": 4294967296}', '{"begin": true}', '{"sequence": 1, "x": 2}',
-        '{"sequence": 1, "state": "???"}',
+        '{"sequence": 1, "state": "???"}', '{"id": "a"}', '{"state": true, "end": true}', '{"open": {}}',
     ],
 )  # fmt: skip
 def test_a_message_that_is_no_frames_ends_the_connection_and_says_where(server, wrong):
@@ -350,6 +323,96 @@ def test_a_model_without_sequences_is_refused_before_the_handshake(server):
     assert (answer.status, answer.headers["upgrade"]) == (426, "websocket")
     with pytest.raises(Exception, match="400"):
         connected(server, "sums")
+
+
+# --- the state of a connection ----------------------------------------------------------------------------------------
+
+
+def state_of(connection: ClientConnection) -> tuple[list[Answer], dict[str, Any]]:
+    """The answers that were due, and the state of all sequences after them."""
+    connection.send(json.dumps({"state": True, "id": "a"}))
+    found: list[Answer] = []
+    while '"id"' not in (message := str(said := connection.recv(LIMIT_S))):
+        found += read(said)
+    return found, json.loads(message)
+
+
+def test_all_sequences_go_on_over_another_connection_at_once(server):
+    """Frames that wait are answered first; one that ends has ended, and one that failed stays silent."""
+    with connected(server, "counter") as connection:
+        connection.send(frame(1, 2, BEGIN) + frame(2, 1, BEGIN) + frame(3, 1, BEGIN) + frame(4, None, BEGIN))
+        connection.send(frame(1, 3) + frame(2, b"123") + frame(3, 500, END))
+        found, said = state_of(connection)
+        assert sorted(answer[:3] for answer in found) == [
+            (1, 0, VALUES), (1, 0, VALUES), (2, 0, -1), (2, 0, VALUES), (3, 0, VALUES), (3, END, VALUES),
+            (4, 0, NOTHING),
+        ]  # fmt: skip
+        assert (said["id"], said["sequences"]) == ("a", 2)
+        connection.send(frame(1, 1))  # here they go on, too
+        assert told(connection, 1) == [(1, 0, VALUES, [6])]
+    with connected(server, "counter") as connection:
+        connection.send(json.dumps({"open": {"state": said["state"]}}))
+        assert json.loads(connection.recv(LIMIT_S)) == {"open": True}
+        connection.send(frame(2, 1) + frame(1, 2) + frame(3, 1, BEGIN) + frame(4, 1) + frame(2, 1, BEGIN | END))
+        assert sorted(told(connection, 4)) == [
+            (1, 0, VALUES, [6, 7]), (2, END, VALUES, [1]), (3, 0, VALUES, [1]), (4, 0, VALUES, [1])
+        ]  # fmt: skip
+
+
+def test_a_connection_without_sequences_has_a_state(server):
+    with connected(server, "counter") as connection:
+        assert state_of(connection) == ([], {"id": "a", "state": "", "sequences": 0})
+        connection.send('{"open": {"state": ""}}')
+        assert json.loads(connection.recv(LIMIT_S)) == {"open": True}
+
+
+def test_a_state_that_cannot_be_moved_is_an_error_that_ends_nothing(server):
+    with connected(server, "rooted") as connection:
+        connection.send(frame(1, 2, BEGIN) + frame(2, 6, BEGIN))
+        found, said = state_of(connection)
+        assert sorted(found) == [(1, 0, VALUES, [1, 2]), (2, 0, VALUES, [1, 2, 3, 4, 5, 6])]
+        assert (said["status"], "cannot be moved" in said["error"]) == (400, True)
+        connection.send(frame(2, b"", 0, STATE))
+        said = json.loads(connection.recv(LIMIT_S))
+        assert (said["sequence"], said["end"], said["status"]) == (2, False, 400)
+        connection.send(frame(1, 1) + frame(2, 1))
+        assert sorted(told(connection, 2)) == [(1, 0, VALUES, [3]), (2, 0, VALUES, [7])]
+
+
+def test_the_client_goes_on_with_a_sequence_whose_state_cannot_be_moved(server):
+    async def use(client):
+        async with client.open_sequences("rooted") as sequences, sequences.open() as one:
+            await one.submit(np.array([6]))
+            with pytest.raises(ServerError, match="cannot be moved"):
+                await one.state()
+            assert (await one.submit(np.array([1])))["output_0"] == [7]
+
+    with_client(server, use)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (frame(1, 5, BEGIN), 1007),
+        (frame(1, None, GIVE_UP), 1007),
+        (b"123", 1007),
+        (frame(2, None, END) + frame(1, b"no state", BEGIN, STATE), 1011),
+    ],
+)
+def test_what_is_no_state_of_a_connection_ends_it(server, wrong, code):
+    with connected(server, "counter") as connection:
+        connection.send(json.dumps({"open": {"state": base64.b64encode(wrong).decode()}}))
+        if code == 1011:
+            assert json.loads(connection.recv(LIMIT_S))["status"] == 400
+        assert closed(connection)[0] == code
+
+
+def test_a_state_of_a_connection_comes_before_all_sequences(server):
+    with connected(server, "counter") as connection:
+        connection.send(frame(1, 1, BEGIN))
+        assert told(connection, 1) == [(1, 0, VALUES, [1])]
+        connection.send('{"open": {"state": ""}}')
+        assert closed(connection) == (1007, "'open' must come before all sequences")
 
 
 # --- end, reset and state over a connection of one sequence -----------------------------------------------------------

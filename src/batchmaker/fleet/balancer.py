@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, final
 
@@ -62,6 +64,15 @@ class Replica:
     def idle(self) -> bool:
         """Whether it has nothing to finish."""
         return not self.num_requests and not self.num_sequences
+
+    @contextmanager
+    def questioned(self) -> Iterator[None]:
+        """Count a call that is no work of a model: one that leaves answers it first."""
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
 
 
 @final
@@ -344,10 +355,10 @@ class Balancer:
         self.moved(sequence.at.replica)
         sequence.at.replica = to
 
-    def moved(self, replica: Replica) -> None:
-        """A sequence of this replica goes on at another, from `connect`."""
+    def moved(self, replica: Replica, count: int = 1) -> None:
+        """A sequence of this replica goes on at another, from `connect`. count: those of a connection of many."""
         self.disconnect(replica)
-        self.num_moved_sequences += 1
+        self.num_moved_sequences += count
 
     def forget_idle(self) -> None:
         """Forget sequences that replicas have ended because nothing came. Call it now and then."""

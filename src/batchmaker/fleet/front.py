@@ -34,6 +34,7 @@ from batchmaker.server.shared_connection import MOST_BODY_BYTES
 
 _MODEL: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream|sequences?)")
 _OPENAI: Final = frozenset({"/v1/completions", "/v1/audio/transcriptions"})
+_REALTIME: Final = "/v1/realtime"
 _BYTES_AN_ELEMENT: Final = 4
 _ONE: Final = re.compile(r"/v2/replicas/([0-9]{1,12})(/.*)")
 _OF_ONE: Final = re.compile(r"/|/v2/live|/v2/trace|/v2/models/(?:.*/)?stats")
@@ -96,7 +97,7 @@ class Front:
         if not path.isprintable():
             raise HTTPException(404)  # "$" in a replica's routes lets a line end pass, which the patterns here do not
         match = _MODEL.fullmatch(path)
-        if match is not None and match[3] in ("sequence", "sequences") and scope["type"] == "websocket":
+        if scope["type"] == "websocket" and (path == _REALTIME or (match and match[3] in ("sequence", "sequences"))):
             with self.conversation():
                 await relay_socket(self.balancer, self.on_suspect, scope, receive, send)
         elif scope["type"] != "http":
@@ -266,7 +267,7 @@ class Front:
                 raise unsupported_load()
             query: bytes = scope["query_string"]  # written anew: what was decoded here is what the replica must see
             replica, target = found, quote(one[2]).encode() + (b"?" + query if query else b"")
-        with self.access.bodies.holding(sender_of(scope, self.access.keys).client) as held:
+        with replica.questioned(), self.access.bodies.holding(sender_of(scope, self.access.keys).client) as held:
             body = await held.read(Request(scope, receive, send))
             link: Link = replica.link
             onward = _onward(scope, target)

@@ -129,7 +129,8 @@ def fleet_methods(front: Front, answers: FleetAnswers) -> dict[str, Answer]:
         async def describe(asked: Any, call: RpcCall) -> bytes:
             replica = front.balancer.any_open()
             try:
-                return await _called(replica, method, asked.SerializeToString(), call)
+                with replica.questioned():
+                    return await _called(replica, method, asked.SerializeToString(), call)
             except NoAnswerError:
                 front.on_suspect(replica)
                 raise ServiceError(FaultKind.UNAVAILABLE, "the replica has ended; try again", 1.0) from None

@@ -24,23 +24,24 @@ _AT_ONCE: Final = 16
 
 
 async def hand_over(balancer: Balancer, replica: Replica) -> int:
-    """Move every sequence to another replica, each once its chunks in progress are answered.
+    """Move every sequence to a replica that stays, each once its chunks in progress are answered.
 
     Returns how many were moved. A sequence stays where it is if no other replica takes it: it serves another model or
-    other weights, its state cannot be moved, or two clients claim the name; or it is one of many of one connection.
+    other weights, its state cannot be moved, or two clients claim the name. So do all sequences of its connection.
     """
     room, moved = asyncio.Semaphore(_AT_ONCE), 0
 
     async def move(one: NamedSequence) -> None:
         nonlocal moved
         async with room, one.at.lock:
-            if balancer.is_open(one) and one.at.replica is replica and one.at.may_move:
-                moved += await _move(balancer, one)
+            while balancer.is_open(one) and one.at.may_move and await _move(balancer, one):
+                moved += 1
 
     async def move_socket(relay: Relay) -> None:
         nonlocal moved
         async with room:
-            moved += await relay.move()
+            while relay.replica.state == "draining" and (count := await relay.move()) is not None:
+                moved += count
 
     link: Link = replica.link
     async with asyncio.TaskGroup() as tasks:

@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 import msgspec
 
-from batchmaker.server.chunk_form import ChunkForm
+from batchmaker.server.chunk_form import ChunkForm, OpenFrom
 from batchmaker.server.chunk_lane import AnswerKind, Lane, LaneAnswer
 from batchmaker.server.chunk_room import ChunkRoom
 from batchmaker.server.chunk_socket import AFTER_ENGINE_S, DEFECT, Closing, stopping
@@ -44,20 +44,26 @@ _MOST_ENDED: Final = 1 << 14
 """How many numbers of failed sequences are remembered."""
 
 _IDLE: Final = Closing(1008, "no sequence was open for as long as one may be idle")
+_REFUSED: Final = Closing(1011, "a sequence cannot go on here: see the error")
 _MALFORMED: Final = 1007
 """The code for a message that is no frames (RFC 6455, section 7.4.1): whose they are, nobody knows."""
 
 
 class TextFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A frame as a text message. chunk: as in the body of `generate`. state: to begin with, in base64; true asks."""
+    """A frame as a text message. chunk: as in the body of `generate`. state: to begin with, in base64; true asks.
 
-    sequence: int
+    Without `sequence` it is about all of the connection: `state`, with an id, asks for the states; `open` brings them.
+    """
+
+    sequence: int | None = None
     begin: bool = False
     end: bool = False
     reset: bool = False
     give_up: bool = False
     state: str | bool = False
     chunk: msgspec.Raw = msgspec.Raw()
+    open: OpenFrom | None = None
+    id: str = ""
 
 
 _TEXT: Final = msgspec.json.Decoder(TextFrame)
@@ -75,11 +81,15 @@ class SequencesSocket:
 
     An error ends its sequence alone. What was sent behind it has no answer and is not computed, up to a frame that
     begins a sequence of that number anew.
+
+    The whole connection can go on elsewhere: its state is a message of frames, of which each begins an open sequence or
+    ends one that failed. It is told when all that was sent before is answered.
     """
 
     __slots__ = (
-        "_at", "_binary", "_ended", "_form", "_frame", "_lanes", "_message", "_over", "_quiet", "_quiet_since_s",
-        "_room", "_sender", "_served", "_site", "_socket", "_stopping", "_turn_waits",
+        "_at", "_binary", "_ended", "_form", "_frame", "_lanes", "_message", "_opening", "_over", "_quiet",
+        "_quiet_since_s", "_room", "_sender", "_served", "_site", "_socket", "_states", "_states_id", "_stopping",
+        "_turn_waits",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +115,9 @@ class SequencesSocket:
         self._message: memoryview | None = None  # the frames that have not been looked at are in here
         self._at = 0
         self._frame: SequenceFrame | None = None  # what has come, and for which there is no room yet
+        self._opening = False  # they are the state of a connection
+        self._states: dict[int, LaneAnswer] | None = None  # of all open sequences, if they were asked for
+        self._states_id = ""
         self._turn_waits = False
         self._stopping = False
         self._over = False
@@ -117,16 +130,19 @@ class SequencesSocket:
     @property
     def takes(self) -> bool:
         """Whether a message is taken now. See Conversation."""
-        return self._message is None and self._frame is None and not self._stopping
+        return self._message is None and self._frame is None and self._states is None and not self._stopping
 
     def received(self, message: bytes | str) -> None:
         """Take a message."""
         if isinstance(message, str):
             self._read_text(message)
         else:
-            self._message, self._at = memoryview(message), 0
-            self._room.held.resize(self._room.held.size + len(message))
+            self._read_frames(message)
         self._work()
+
+    def _read_frames(self, message: bytes) -> None:
+        self._message, self._at = memoryview(message), 0
+        self._room.held.resize(self._room.held.size + len(message))
 
     def _read_text(self, message: str) -> None:
         try:
@@ -137,7 +153,9 @@ class SequencesSocket:
             return
         flags = BEGIN * text.begin | END * text.end | RESET * text.reset | GIVE_UP * text.give_up
         chunk = bytes(text.chunk)
-        if not 0 <= text.sequence < 1 << 32 or (chunk and text.state):
+        if text.sequence is None:
+            self._take_all(text)
+        elif not 0 <= text.sequence < 1 << 32 or (chunk and text.state):
             why = "sequence must be from 0 to 2^32 - 1" if not chunk else "a frame has a chunk or a state, not both"
             self._close(Closing(_MALFORMED, f"a text message is no frame: {why}"))
         elif chunk:
@@ -159,6 +177,9 @@ class SequencesSocket:
                 if self._at == len(message):
                     self._message = None
                     self._room.held.resize(self._room.held.size - len(message))
+                    if self._opening:
+                        self._opening = False
+                        self._socket.write(framed('{"open":true}'))
                     return
                 try:
                     frame = read_frame(message, self._at)
@@ -167,7 +188,9 @@ class SequencesSocket:
                     self._close(Closing(_MALFORMED, where[:120]))
                     return
                 self._at = frame.next_at
-            if not self._enter(frame):
+            if self._opening:
+                self._resume(frame)
+            elif not self._enter(frame):
                 return
         if self._message is not None:
             self._turn_waits = True
@@ -277,7 +300,7 @@ class SequencesSocket:
             return
         self._served.count_refusal(fault)
         self._note_ended(number)
-        self._socket.write(framed(_with_number(number, self._form.write_fault(fault))))
+        self._socket.write(framed(_with("sequence", number, self._form.write_fault(fault))))
 
     def _give_up(self, number: int, lane: Lane | None) -> None:
         """Give up what is not answered of a sequence, and end it."""
@@ -290,6 +313,59 @@ class SequencesSocket:
         self._ended[number] = None
         if len(self._ended) > _MOST_ENDED:
             del self._ended[next(iter(self._ended))]
+
+    # --- all sequences together, for another connection ----------------------------------------------------------
+
+    def _take_all(self, text: TextFrame) -> None:
+        """Do what a text message asks of the connection."""
+        if text == TextFrame(state=True, id=text.id):
+            self._states, self._states_id = {}, text.id
+            self._quiet.clear()  # until they are answered
+            for lane in self._lanes.values():
+                if not lane.is_finished:
+                    lane.ask_state()
+            self._answer(list(self._lanes.values()))
+        elif text.open is None or text != TextFrame(open=text.open):
+            self._close(Closing(_MALFORMED, "a text message is no frame: it has no sequence"))
+        elif self._lanes or self._ended:
+            self._close(Closing(_MALFORMED, "'open' must come before all sequences"))
+        else:
+            self._opening = True
+            self._read_frames(text.open.state)
+
+    def _resume(self, frame: SequenceFrame) -> None:
+        """Go on with a sequence of another connection, or note that it failed there."""
+        if (frame.flags, frame.kind) == (END, NOTHING):
+            self._note_ended(frame.number)
+        elif (frame.flags, frame.kind) != (BEGIN, STATE):
+            self._close(Closing(_MALFORMED, "'open' has what is no state of a connection"))
+        else:
+            try:
+                lane = self._lane_of(frame, self._lanes.get(frame.number))
+            except ServiceError as fault:
+                self._socket.write(framed(self._form.write_fault(fault)))
+                self._close(_REFUSED)
+            else:
+                self._quiet[lane] = get_running_loop().time()
+
+    def _tell_states(self) -> None:
+        """Answer with the states of all sequences, once there are all."""
+        states = self._states
+        if states is None or len(states) < len(self._lanes) or self._over:
+            return
+        self._states = None
+        refused = [str(answer.data) for answer in states.values() if answer.kind is AnswerKind.FAULT]
+        if refused:
+            said = _with("id", self._states_id, refused[0])
+        else:
+            frames = [written_frame(number, END, NOTHING, b"") for number in self._ended]
+            for number, answer in states.items():
+                assert isinstance(answer.data, bytes)
+                frames.append(written_frame(number, BEGIN, STATE, answer.data))
+            whole = {"id": self._states_id, "state": b"".join(frames), "sequences": len(states)}
+            said = msgspec.json.encode(whole).decode()
+        self._socket.write(framed(said))
+        self._socket.go_on()
 
     # --- answers -------------------------------------------------------------------------------------------------
 
@@ -321,7 +397,9 @@ class SequencesSocket:
             if self._lanes.get(lane.number) is not lane:
                 continue  # it has ended
             for answer in lane.answers():
-                if self._binary and answer.kind is not AnswerKind.FAULT:
+                if self._states is not None and not lane.num_waiting and not answer.is_last:
+                    self._states[lane.number] = answer  # the last thing that was asked of it
+                elif self._binary and answer.kind is not AnswerKind.FAULT:
                     frames.append(_frame(lane.number, answer))
                 else:
                     texts.append(framed(_text(lane.number, answer)))
@@ -333,6 +411,7 @@ class SequencesSocket:
         if frames or texts:
             self._socket.write(b"".join((*_joined(frames), *texts)))
             self._quiet_since_s = now_s
+        self._tell_states()
         self._end_if_done()
 
     def _forget(self, lane: Lane, answer: LaneAnswer) -> None:
@@ -344,6 +423,8 @@ class SequencesSocket:
     def _end_lane(self, lane: Lane, *, stopped: bool = False) -> None:
         del self._lanes[lane.number]
         self._quiet.pop(lane, None)
+        if self._states is not None:
+            self._states.pop(lane.number, None)
         lane.close(stopped=stopped)
 
     # --- ends ----------------------------------------------------------------------------------------------------
@@ -361,9 +442,10 @@ class SequencesSocket:
             self._end_lane(lane)
             said = f"no frame came for {limit_s:g} seconds: the sequence has ended"
             fault = self._form.write_fault(ServiceError(FaultKind.TOO_SLOW, said))
-            self._socket.write(framed(_with_number(lane.number, fault)))
+            self._socket.write(framed(_with("sequence", lane.number, fault)))
             self._note_ended(lane.number)
             self._quiet_since_s = now_s
+        self._tell_states()
         self._end_if_done()
         if self._over:
             return None
@@ -429,7 +511,8 @@ def _joined(frames: Sized[bytes]) -> list[bytes]:
 def _text(number: int, answer: LaneAnswer) -> str:
     """Return an answer as text."""
     if answer.kind is AnswerKind.FAULT:
-        return _with_number(number, str(answer.data))
+        fault = str(answer.data) if answer.is_last else _with("end", False, str(answer.data))
+        return _with("sequence", number, fault)
     said: dict[str, Any] = {"sequence": number}
     if answer.kind is AnswerKind.STATE:
         said["state"] = answer.data
@@ -440,6 +523,6 @@ def _text(number: int, answer: LaneAnswer) -> str:
     return msgspec.json.encode(said).decode()
 
 
-def _with_number(number: int, fault: str) -> str:
-    """Return the text of an error with the number of its sequence before the rest."""
-    return f'{{"sequence":{number},{fault[1:]}'
+def _with(name: str, value: int | str, fault: str) -> str:
+    """Return the text of an error with this before the rest."""
+    return f'{{"{name}":{msgspec.json.encode(value).decode()},{fault[1:]}'

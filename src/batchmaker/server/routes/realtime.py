@@ -18,7 +18,7 @@ from batchmaker.server.parts import Endpoint, Site, sender_of
 from batchmaker.server.realtime import Farewell, RealtimeSession
 
 _PATH: Final = "/v1/realtime"
-_PROTOCOL: Final = "realtime"
+PROTOCOL: Final = "realtime"
 """The subprotocol that browsers name, and get as the answer."""
 
 _QUERY: Final = ("model", "intent")
@@ -46,7 +46,7 @@ class _Listen:
             session = RealtimeSession(site, sender_of(scope, site.keys), scope["state"]["key"], model)
             with contextlib.closing(session):
                 await receive()  # "websocket.connect"
-                spoken = _PROTOCOL if _PROTOCOL in scope["subprotocols"] else None
+                spoken = PROTOCOL if PROTOCOL in scope["subprotocols"] else None
                 try:
                     await send({"type": "websocket.accept", "subprotocol": spoken, "headers": []})
                 except OSError:
