@@ -18,6 +18,7 @@ class Taking:
     """A driver of which each request takes `each_s` seconds. taken: how many it was given in each turn."""
 
     wants_requests = True
+    has_live_streams = False
     num_in_flight = 0
 
     def __init__(self, clock: VirtualClock, each_s: float) -> None:

@@ -126,7 +126,7 @@ def test_a_step_beside_frames_has_all_of_them_and_other_rows_for_a_short_task(
     keys = np.arange(chunks + others, dtype=np.int64)
     for key in keys.tolist():
         arena.nodes[REQUEST, key & NODE_MASK] = key
-        priorities.enter(key, 1 - key % 3, is_chunk=key < chunks)
+        priorities.enter(key, 2 * (1 - key % 3) + (key < chunks))
     known_s = np.array([0.1, 0.5, 0.9, 1.5, np.nan]) * SHORT_TASK_S  # for 1, 2, 4, 8 and 16 rows
     assert _num_beside(arena.nodes, arena.requests, keys, known_s, 16) == rows
 

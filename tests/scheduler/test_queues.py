@@ -164,7 +164,7 @@ def test_requests_of_the_usual_priority_alone_are_looked_up_by_nobody() -> None:
     assert not priorities.differ
     assert len(ranks_of(arena.nodes, arena.requests, arena.counts, key)) == 0
     arena.nodes[REQUEST, 3] = 4
-    priorities.enter(4, 2)
+    priorities.enter(4, 4)
     assert priorities.differ
     assert ranks_of(arena.nodes, arena.requests, arena.counts, key).tolist() == [16]
 

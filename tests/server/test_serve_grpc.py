@@ -175,7 +175,7 @@ def test_statistics_and_metrics_grow_with_every_request(server, client):
     client.infer("lstm", [tensor("input_0", [1])])
     assert counts() == tuple(count + 1 for count in before)
     everyone = client.get_inference_statistics().model_stats
-    assert {entry.name for entry in everyone} == {"lstm", "seq2seq", "treelstm", "counter", "sums"}
+    assert {entry.name for entry in everyone} == {"lstm", "seq2seq", "treelstm", "counter", "rooted", "sums"}
 
 
 def test_models_are_unloaded_and_loaded_while_others_serve(client):

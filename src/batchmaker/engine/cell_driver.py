@@ -161,7 +161,7 @@ class CellDriver:
             return True
         types = self._unfolder.known
         num_ready = sum([self._scheduler.num_ready(cell.type_id) for cell in types])
-        if self.has_live_streams:  # to decide which of many begin takes long
+        if self._scheduler.live_streams.are_served:  # to decide which of many begin takes long
             num_ready += self._scheduler.num_waiting
         return num_ready < max([cell.max_batch for cell in types], default=1)
 

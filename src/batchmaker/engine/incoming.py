@@ -45,7 +45,7 @@ class Incoming:
         self.num_waiting = 0
         self._backlog: WaitingLine[Ticket] = WaitingLine(aged_every)
         self._most_arrivals = FEWEST_ARRIVALS
-        self._most_beside = 1  # how many others begin together with chunks of live streams
+        self._most_beside = 8  # how many others begin together with chunks of live streams
         self._num_urgent = 0  # how many requests of the backlog are urgent
         self._num_chunks = 0  # how many are chunks of sequences
 
@@ -98,7 +98,11 @@ class Incoming:
     def first(self, limit: int | None = None) -> list[Ticket]:
         """Take the first `limit` requests out of the backlog; by default, as many as may begin together."""
         tickets = self._backlog.take(self._most_arrivals if limit is None else limit)
-        self._gone(tickets)
+        self.num_waiting -= len(tickets)
+        if self._num_urgent:
+            self._num_urgent -= sum([ticket.is_urgent for ticket in tickets])
+        if self._num_chunks:
+            self._num_chunks -= sum([ticket.chunk is not None for ticket in tickets])
         return tickets
 
     def first_beside(self, *, wanted: bool) -> list[Ticket]:
@@ -124,7 +128,9 @@ class Incoming:
         if request_id not in self._backlog:
             return None
         ticket = self._backlog.leave(request_id)
-        self._gone([ticket])
+        self.num_waiting -= 1
+        self._num_urgent -= ticket.is_urgent
+        self._num_chunks -= ticket.chunk is not None
         return ticket
 
     def spare(self) -> list[Ticket]:
@@ -163,11 +169,3 @@ class Incoming:
         if chunks:
             self._num_chunks += len(chunks)
             SequenceEntry.accept(chunks)
-
-    def _gone(self, tickets: list[Ticket]) -> None:
-        """Count requests out that have left the backlog."""
-        self.num_waiting -= len(tickets)
-        if self._num_urgent:
-            self._num_urgent -= sum([ticket.is_urgent for ticket in tickets])
-        if self._num_chunks:
-            self._num_chunks -= sum([ticket.chunk is not None for ticket in tickets])

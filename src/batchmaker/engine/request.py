@@ -27,7 +27,6 @@ from batchmaker.model.structure import Handle, owned
 from batchmaker.model.template_values import Drawn
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding, end_of_loop
-from batchmaker.policies.line import precedence
 from batchmaker.scheduler.commands import Admit
 from batchmaker.scheduler.events import RequestId, SequenceId
 
@@ -223,7 +222,8 @@ class Ticket:
     """A request, its times (engine seconds) and its answer.
 
     - arrived_s, started_s, finished_s: when it was submitted, when its first cell began, when it was settled.
-    - priority: larger is served first.
+    - priority: larger is served first. precedence: twice that, and one more for a chunk; see RequestArrived.
+    - is_urgent: it has a deadline, a priority or a sequence, so it should not wait for more requests to arrive.
     - counted: whether it is counted as a request: no example of the engine, and no control of a sequence.
     - chunk: set if the request is a chunk of a sequence.
     - answer: the object that the caller holds. Callers of many requests have `answers` instead. place: which of theirs.
@@ -270,16 +270,8 @@ class Ticket:
         self.model = model
         self.model_id = model_id
         self.priority = priority
-
-    @property
-    def precedence(self) -> int:
-        """Larger is served first; see `policies.line`."""
-        return precedence(self.priority, is_chunk=self.chunk is not None)
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether it should not wait for more requests to arrive: it has a deadline or goes before others."""
-        return self.deadline_s is not None or self.priority != 0 or self.chunk is not None
+        self.precedence = 2 * priority
+        self.is_urgent = deadline_s is not None or priority != 0
 
     def stream(self, value: Any) -> None:
         """Give `on_value` a value, in the engine's thread. It must return at once."""

@@ -173,6 +173,7 @@ class Sequence:
         due_ms = self._deadline_ms if deadline_ms is None else deadline_ms
         ticket = self._make_ticket(owned(chunk), due_ms, now_s=now_s)
         ticket.chunk, ticket.worker = Chunk(self._entry, self._era, last=last and self._takes_last), self._worker
+        ticket.precedence, ticket.is_urgent = ticket.precedence + 1, True
         return ticket
 
     def go_on(self, state: MovedState) -> None:
@@ -183,6 +184,7 @@ class Sequence:
         self._check()
         ticket = self._make_ticket(None, math.inf)
         ticket.chunk, ticket.worker = Chunk(self._entry, self._era, control=control), self._worker
+        ticket.precedence, ticket.is_urgent = ticket.precedence + 1, True
         ticket.counted = False
         return self._submitter.submit(ticket, stream=stream)
 

@@ -16,12 +16,6 @@ from batchmaker.policies.ageing import AGED_EVERY, AgeTurns
 Item = TypeVar("Item")
 
 
-def precedence(priority: int, *, is_chunk: bool) -> int:
-    """Return where a request stands in line: by its priority; among equals a chunk of a sequence, since its next one is
-    on the way."""
-    return 2 * priority + is_chunk
-
-
 @final
 class WaitingLine(Generic[Item]):
     """Numbers with their items: the highest priority first, in order of arrival within a priority.

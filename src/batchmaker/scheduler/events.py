@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType, TypeId
-from batchmaker.policies.line import precedence
 
 RequestId = NewType("RequestId", int)
 TaskId = NewType("TaskId", int)
@@ -55,8 +54,8 @@ class RequestArrived:
 
     @property
     def precedence(self) -> int:
-        """Larger is served first; see `policies.line`."""
-        return precedence(self.priority, is_chunk=self.sequence is not None)
+        """Larger is served first: by priority; among equals chunks, since the next one of a sequence is on its way."""
+        return 2 * self.priority + (self.sequence is not None)
 
 
 @dataclass(slots=True)

@@ -21,18 +21,14 @@ SILENCE_S: Final = 1.0
 
 @final
 class LiveStreams:
-    """Sets the rule SHORT_TASKS while chunks of live streams come. rules: see State."""
+    """Sets the rule SHORT_TASKS while chunks of live streams come. rules: see State. are_served: whether they do."""
 
-    __slots__ = ("_rules", "_until_s")
+    __slots__ = ("_rules", "_until_s", "are_served")
 
     def __init__(self, rules: NDArray[np.int64]) -> None:
         self._rules = rules
         self._until_s = -np.inf
-
-    @property
-    def are_served(self) -> bool:
-        """Whether there are any."""
-        return bool(self._rules[SHORT_TASKS])
+        self.are_served = False
 
     def look(self, arrivals: Sequence[RequestArrived], now_s: float) -> None:
         """Note the requests that arrive, and the time."""
@@ -40,4 +36,4 @@ class LiveStreams:
             if event.sequence is not None and event.graph.num_nodes <= FRAMES:
                 self._until_s = event.at_s + SILENCE_S
                 break
-        self._rules[SHORT_TASKS] = now_s < self._until_s
+        self.are_served = self._rules[SHORT_TASKS] = now_s < self._until_s

@@ -12,7 +12,6 @@ from batchmaker.scheduler.layout import NUM_RANKED, RANK
 MEMBER: Final = 1
 HURRIED: Final = 2
 CHUNK: Final = 4
-_ALL_MARKS: Final = 8
 
 
 @compiled_within
@@ -21,14 +20,14 @@ def as_member(rank: int) -> int:
     return ((rank + MEMBER) | MEMBER) - MEMBER
 
 
-def usual_rank(priority: int, *, is_chunk: bool = False) -> int:
-    """Return the rank of a request of this priority when it arrives."""
-    return _ALL_MARKS * priority + CHUNK * is_chunk
+def usual_rank(precedence: int) -> int:
+    """Return the rank of a request when it arrives; see RequestArrived."""
+    return CHUNK * precedence
 
 
 @compiled_within
 def level_of(rank: int) -> int:
-    """Return what decides before the marks of `Urgency`: twice the priority, and one more for a chunk."""
+    """Return the precedence of requests of this rank, which decides before the marks of `Urgency`."""
     return (rank + MEMBER) // CHUNK
 
 
@@ -52,9 +51,9 @@ class Priorities:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
 
-    def enter(self, slot: int, priority: int, *, is_chunk: bool = False) -> None:
-        """Note that a request with this priority has arrived."""
-        self._set(slot, usual_rank(priority, is_chunk=is_chunk))
+    def enter(self, slot: int, precedence: int) -> None:
+        """Note that a request with this precedence has arrived."""
+        self._set(slot, usual_rank(precedence))
 
     def mark(self, slot: int, mark: int, on: bool) -> bool:
         """Set a mark of a request, or clear it; return whether its rank has changed.

@@ -192,7 +192,7 @@ class SchedulerState:
         self.enter(slots, events, stored)
         for event, slot in zip(events, slots, strict=True):
             if event.priority or event.sequence is not None:
-                self.priorities.enter(slot, event.priority, is_chunk=event.sequence is not None)
+                self.priorities.enter(slot, event.precedence)
         return slots
 
     def note_extents(self, slots: Sequence[int], graphs: Sequence[CellGraph]) -> None:
