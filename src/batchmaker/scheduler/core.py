@@ -287,9 +287,7 @@ class Scheduler(View):
         ids, ranks, numbers = list[RequestId](), list[int](), list[int]()
         for event, form in zip(events, forms, strict=True):
             ids.append(event.request)
-            ranks.append(
-                CHUNK * (2 * event.priority + (event.sequence is not None))
-            )  # see usual_rank: no call for each
+            ranks.append(CHUNK * (2 * event.priority + (event.sequence is not None)))  # usual_rank, without a call
             numbers.append(form.number)
         state.check_new(ids)
         stored, bases = state.store.latest(events)
