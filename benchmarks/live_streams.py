@@ -280,8 +280,8 @@ def running(num_streams: int) -> Iterator[Server]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--warm-seconds", type=float, default=3.0)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--warm-seconds", type=float, default=2.0)
     parser.add_argument("--connections", type=int, default=0, help="that carry the streams; 0 for one each")
     parser.add_argument("--streams", type=int, nargs="*", help="these numbers alone")
     parser.add_argument("--idle", type=int, help="measure the memory of so many idle streams")
