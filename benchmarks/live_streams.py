@@ -312,20 +312,31 @@ def measured(server: Server, count: int, connections: int, settings: argparse.Na
 
 
 def search(server: Server, connections: int, settings: argparse.Namespace) -> Measured:
-    """Double and halve until the most streams that hold are known to 5 %; return what these take."""
-    best = None
-    good, bad = 0, 100
-    while (found := measured(server, bad, connections, settings)).p99_ms < 1e3 * PERIOD_S:
+    """Double and halve until the most streams that hold are known to 5 %; return what these take.
+
+    A number holds if it does in one of two looks: another guest of the machine may have spoilt the first.
+    """
+
+    def held(count: int) -> Measured | None:
+        for _ in range(2):
+            found = measured(server, count, connections, settings)
+            if found.p99_ms < 1e3 * PERIOD_S:
+                return found
+            if found.p99_ms > 10 * 1e3 * PERIOD_S:
+                break
+        return None
+
+    best, good, bad = None, 0, 100
+    while found := held(bad):
         best, good, bad = found, bad, 2 * bad
     while bad - good > max(1, 0.05 * bad):
         middle = (good + bad) // 2
-        found = measured(server, middle, connections, settings)
-        if found.p99_ms < 1e3 * PERIOD_S:
+        if found := held(middle):
             best, good = found, middle
         else:
             bad = middle
     print(f"{good} live streams, p99 below {1e3 * PERIOD_S:g} ms, load average {os.getloadavg()[0]:.2f}")
-    return found if best is None else best
+    return measured(server, 1, connections, settings) if best is None else best
 
 
 def say_idle(server: Server, count: int) -> float:
