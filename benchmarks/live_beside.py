@@ -1,6 +1,6 @@
 """Live streams beside bulk work: the latency of frames alone, beside `map` of recordings, and beside a long file.
 
-    python benchmarks/live_beside.py             # four minutes; writes benchmarks/results/live-beside.json
+    python benchmarks/live_beside.py             # two minutes; writes benchmarks/results/live-beside.json
     python benchmarks/live_beside.py --quick     # a look, nothing is written
 
 silero-vad (`examples/voice_activity`) in one engine with one compute thread. 100 streams get a frame each 32 ms, spread
@@ -115,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one short round, and no result file")
     quick = parser.parse_args().quick
-    rounds, seconds, ahead_s, streams = (1, 1.0, 0.5, 10) if quick else (5, 6.0, 4.0, STREAMS)
+    rounds, seconds, ahead_s, streams = (1, 1.0, 0.5, 10) if quick else (3, 6.0, 4.0, STREAMS)
     sys.path.insert(0, str(EXAMPLE))
     import voice_activity
 

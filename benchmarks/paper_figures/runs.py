@@ -48,6 +48,9 @@ RUNS: Final[dict[str, Run]] = {
             "policies.md"),
         Run("short-decoders", "python benchmarks/short_decoders.py --data DATA", ("short-decoders.json",), 1,
             "policies.md"),
+        Run("live-beside", "python benchmarks/live_beside.py", ("live-beside.json",), 3, "policies.md"),
+        Run("moved-sequences", "python benchmarks/moved_sequences.py", ("moved-sequences.json",), 2,
+            "fleet-serving.md"),
         Run("live-streams", "python benchmarks/live_streams.py --all", ("live-streams.json",), 5, "live-audio.md"),
         Run("live-sizes", "python benchmarks/live_sizes.py --page docs/live-audio.md", ("live-sizes.json",), 7,
             "live-audio.md"),
@@ -71,7 +74,7 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    "curves-costs.json", "live-sizes.json", "live-streams.json", "learned-online.json",
+    "curves-costs.json", "live-sizes.json", "learned-online.json",
     "examples.json", "serving-lstm.json", "serving-loadgen.json",
     "serving-overhead.json", "serving-perf-analyzer.json", "serving-perf-analyzer-sequences.json",
     "serving-overload-lstm-fleet.json",
