@@ -74,7 +74,7 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    "curves-costs.json", "live-sizes.json", "learned-online.json",
+    "curves-costs.json", "learned-online.json",
     "examples.json", "serving-lstm.json", "serving-loadgen.json",
     "serving-overhead.json", "serving-perf-analyzer.json", "serving-perf-analyzer-sequences.json",
     "serving-overload-lstm-fleet.json",
