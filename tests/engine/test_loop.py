@@ -70,3 +70,17 @@ def test_fewer_are_taken_after_a_turn_that_was_too_long_though_it_was_not_full()
         loop.send([Ticket(RequestId(i), None, 0.0, None, model=cast(Any, None)) for i in range(burst)])
         loop._turn()
     assert driver.taken == [200, FEWEST_ARRIVALS]
+
+
+def test_beside_live_streams_that_keep_the_workers_busy_only_urgent_requests_begin() -> None:
+    driver = Taking(VirtualClock(), 1e-6)
+    driver.has_live_streams, driver.wants_requests = True, False
+    loop = Loop(cast(Any, driver), lambda failed: failed, driver.clock, lambda *_: None)
+    loop.send([Ticket(RequestId(i), None, 0.0, None, model=cast(Any, None)) for i in range(2000)])
+    loop._incoming.take()
+    assert not loop._should_accept()  # the next turn waits for something to come, however many there are
+    loop.send([Ticket(RequestId(2000), None, 0.0, 1.0, model=cast(Any, None))])  # with a deadline
+    while loop._incoming.must_begin(beside=True) or not driver.taken:
+        loop._turn()
+    assert 1 <= driver.taken[-1] <= FEWEST_ARRIVALS
+    assert sum(driver.taken) + loop._incoming.num_waiting == 2001

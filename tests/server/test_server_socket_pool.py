@@ -216,3 +216,36 @@ def test_sockets_with_data_are_read_in_one_call(monkeypatch: pytest.MonkeyPatch)
                 client.close()
 
     played(case, uvloop.new_event_loop)
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_a_connection_that_fails_ends_alone_and_what_others_sent_is_not_lost(new_loop, caplog) -> None:
+    async def case() -> None:
+        async with Site() as site:
+            clients = [socket.create_connection(site.address) for _ in range(20)]
+            await until(lambda: len(site.connections) == 20)
+
+            def fail(data: bytes) -> None:
+                raise RuntimeError("a defect")
+
+            failing = site.connections[3]
+            failing.data_received = fail  # type: ignore[method-assign]
+            for client in clients:  # the event loop does not run meanwhile: they are read together
+                client.send(b"frame")
+            await failing.lost
+            await until(lambda: all(one.data == b"frame" for one in site.connections if one is not failing))
+            assert len(site.pool._members) == 19
+            for client in clients:
+                client.close()
+
+    played(case, new_loop)
+    assert [record.exc_info[1].args for record in caplog.records] == [("a defect",)]
+
+
+def test_a_connection_with_tls_stays_with_the_event_loop() -> None:
+    class Secured:
+        def get_extra_info(self, name: str) -> object:
+            return object()
+
+    secured = Secured()
+    assert SocketPool().pooled(secured) is secured  # type: ignore[arg-type]

@@ -86,14 +86,13 @@ class Incoming:
         if tickets:
             self._accept(tickets)
 
-    @property
-    def must_begin(self) -> bool:
-        """Whether to take requests from the backlog although the workers have enough work.
+    def must_begin(self, *, beside: bool) -> bool:
+        """Whether to take requests from the backlog although the workers have enough work. beside: beside live streams.
 
         If none is urgent, the requests stay in the backlog until there are `_most_arrivals` of them: requests that are
-        taken together cost less each.
+        taken together cost less each. Beside live streams they stay however many there are.
         """
-        return self._num_urgent > 0 or self.num_waiting >= self._most_arrivals
+        return self._num_urgent > 0 or (not beside and self.num_waiting >= self._most_arrivals)
 
     def first(self, limit: int | None = None) -> list[Ticket]:
         """Take the first `limit` requests out of the backlog; by default, as many as may begin together."""
@@ -106,8 +105,9 @@ class Incoming:
         return tickets
 
     def first_beside(self, *, wanted: bool) -> list[Ticket]:
-        """Take chunks, as many as may begin together at all, and a few of the other requests if they are wanted."""
-        return self.first(min(self._num_chunks, MOST_ARRIVALS) + (self._most_beside if wanted else 0))
+        """Take chunks, as many as may begin together at all, and a few others if they are wanted or one is urgent."""
+        others = wanted or self._num_urgent > self._num_chunks  # chunks are urgent, too
+        return self.first(min(self._num_chunks, MOST_ARRIVALS) + (self._most_beside if others else 0))
 
     def began(self, tickets: list[Ticket], took_s: float) -> None:
         """Choose how many requests may begin together next, by the time that the last ones took."""

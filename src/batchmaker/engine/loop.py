@@ -387,7 +387,7 @@ class Loop:
         self._work_waits = self._woken = False
 
     def _should_accept(self) -> bool:
-        return self._driver.wants_requests or self._incoming.must_begin
+        return self._driver.wants_requests or self._incoming.must_begin(beside=self._driver.has_live_streams)
 
     def _accept(self) -> None:
         incoming, began_s = self._incoming, self._clock.now_s()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import select
 import socket
 from typing import Any, Final, final
@@ -24,6 +25,8 @@ PIECE: Final = 16_384
 
 _LARGE: Final = 65_536
 """More bytes than this are left to the event loop, which sees how fast the client reads."""
+
+_LOG = logging.getLogger("batchmaker.server")
 
 _SEND_FLAGS: Final = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 _RECEIVE_FLAGS: Final = int(socket.MSG_DONTWAIT)
@@ -137,10 +140,14 @@ class SocketPool:
             member = self._members.get(file)
             if member is None or member.protocol is None:
                 continue  # it was closed a moment ago
-            if size > 0:
-                member.protocol.data_received(self._room[place, :size].tobytes())
-            else:
+            if size <= 0:
                 member.give_back()
+                continue
+            try:
+                member.protocol.data_received(self._room[place, :size].tobytes())
+            except Exception:  # what others have sent has been read, and is handed over all the same
+                _LOG.exception("a connection failed")
+                member.abort()
 
 
 @final

@@ -226,6 +226,7 @@ class SocketProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end("the client has gone")
+        self._transport.abort()  # nothing is read or written there any more
         if self._planned is not None:
             self._planned.watched = None
         self._site.state.connections.discard(self)
