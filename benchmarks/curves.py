@@ -4,7 +4,7 @@
     python benchmarks/curves.py [--case NAME ...] [--data DATA] [--quick] [--jobs 2]
     python benchmarks/curves.py --keep-dynet DYNET.json                          # what DyNet itself takes for trees
     python benchmarks/curves.py --live --data DATA                               # a small network on the engine
-    python benchmarks/curves.py --page docs/curves.md                            # tables and pictures from the results
+    python benchmarks/curves.py --page papers/docs/curves.md                     # tables and pictures from the results
 
 Simulated: the scheduler and the policies that serve under a virtual clock, with the costs of cells that `--measure` has
 written. Each line gets eight Poisson loads, from a tenth of what the cells could do at most to all of it, each with
@@ -51,7 +51,7 @@ FIGURES: Final = ("p50_ms", "p90_ms", "p99_ms", "queue_p99_ms", "compute_p50_ms"
 DYNET_ROWS: Final = ROOT / "benchmarks" / "results" / "curves-dynet.json"
 OUT: Final = ROOT / "benchmarks" / "results" / "curves.json"
 LIVE: Final = OUT.with_name("curves-live.json")
-PICTURES: Final = ROOT / "docs" / "images"
+PICTURES: Final = ROOT / "papers" / "docs" / "images"
 MEASURES: Final = (
     "benchmarks/curve_cases.py", "benchmarks/results/curves-costs.json", "src/batchmaker/lab/simulator",
     "src/batchmaker/scheduler", "src/batchmaker/policies/cellular.py", "src/batchmaker/lab/baselines/buckets.py",

@@ -1,7 +1,7 @@
-"""Batches of ED-Batch's workloads beside the lower bound, for docs/ed-batch.md.
+"""Batches of ED-Batch's workloads beside the lower bound, for papers/docs/ed-batch.md.
 
     python benchmarks/ed_batch.py DATA [--batch 8 64] [--workload NAME ...] [--seed 0] [--quick] [--json FILE]
-    python benchmarks/ed_batch.py --page docs/ed-batch.md [--json FILE] [--png FILE]
+    python benchmarks/ed_batch.py --page papers/docs/ed-batch.md [--json FILE] [--png FILE]
 
 DATA: the folder that holds sst, wikiner_en, iwslt15_envi and lattice_edbatch. For each workload and batch size, a table
 for each encoding is learnt from requests other than the first five mini-batches, and all orders are counted on those.
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="trees and mini-batches of 8 alone")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "ed-batch.json")
-    parser.add_argument("--png", type=Path, default=ROOT / "docs" / "images" / "ed-batch-learning.png")
+    parser.add_argument("--png", type=Path, default=ROOT / "papers" / "docs" / "images" / "ed-batch-learning.png")
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
     if options.quick:

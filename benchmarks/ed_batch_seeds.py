@@ -1,7 +1,7 @@
 """Batches over the lower bound (ED-Batch's Figure 9), over ten draws of the mini-batches that are counted.
 
-    python benchmarks/ed_batch_seeds.py DATA [--seeds 10] [--quick] [--jobs 2] [--json FILE] [--page docs/ed-batch.md]
-    python benchmarks/ed_batch_seeds.py --page docs/ed-batch.md          # the table from an earlier run
+    python benchmarks/ed_batch_seeds.py DATA [--seeds 10] [--quick] [--jobs 2] [--json FILE] [--page PAGE]
+    python benchmarks/ed_batch_seeds.py --page papers/docs/ed-batch.md          # the table from an earlier run
 
 For each seed the requests of a file are shuffled: five mini-batches are counted, and E_sort is learnt from the others.
 The kinds of the inner nodes of `treelstm-2type` are drawn anew too. `latticegru` has the graphs of `latticelstm`, and

@@ -1,7 +1,7 @@
 """ED-Batch's workloads at hidden sizes of 64 to 1,024, DyNet itself on all nine, and the sizes of its Table 5.
 
     python benchmarks/ed_batch_sizes.py DATA [--dynet-python PYTHON] [--workload NAME ...] [--hidden 64 256] [--quick]
-    python benchmarks/ed_batch_sizes.py --page docs/ed-batch-throughput.md          # tables from an earlier run
+    python benchmarks/ed_batch_sizes.py --page papers/docs/ed-batch-throughput.md          # tables from an earlier run
 
 For each workload and size: requests per second of the learnt order and of the better of `agenda` and `depth`, planned
 cells, in closed mini-batches of 64, and where the time goes (Figure 8). DyNet answers the same requests with both of

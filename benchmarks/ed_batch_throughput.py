@@ -1,9 +1,9 @@
-"""Throughput of ED-Batch's workloads under learnt and published orders, for docs/ed-batch-throughput.md.
+"""Throughput of ED-Batch's workloads under learnt and published orders, for papers/docs/ed-batch-throughput.md.
 
     python benchmarks/ed_batch_throughput.py [--rounds 5] [--quick] run DATA [--workload NAME ...] [--again]
     python benchmarks/ed_batch_throughput.py inputs INPUTS.json    # then dynet_peer.py INPUTS.json DYNET.json
     python benchmarks/ed_batch_throughput.py peer INPUTS.json DYNET.json
-    python benchmarks/ed_batch_throughput.py page docs/ed-batch-throughput.md
+    python benchmarks/ed_batch_throughput.py page papers/docs/ed-batch-throughput.md
 
 Closed mini-batches through the engine, which computes in its own thread, with one compute thread: the next begins when
 all requests of the last are answered. An order is learnt from requests other than those that are measured. Every order
@@ -333,7 +333,7 @@ def main() -> None:
     peers.add_argument("dynet", type=Path, nargs="?")
     pages = what.add_parser("page")
     pages.add_argument("page", type=Path)
-    pages.add_argument("--png", type=Path, default=ROOT / "docs" / "images" / "ed-batch-throughput.png")
+    pages.add_argument("--png", type=Path, default=ROOT / "papers" / "docs" / "images" / "ed-batch-throughput.png")
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 5)
     options.policies.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Every figure and table of the five papers beside what came out here: makes docs/evidence.md from the result files.
+"""Every figure and table of the five papers beside what came out here: makes papers/docs/evidence.md from the results.
 
     python benchmarks/evidence.py            # writes the page; measures nothing
     python benchmarks/evidence.py --check    # exit status 1 where the page or the list of older results is wrong
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from paper_figures.runs import OLDER, RUNS
 from provenance import ROOT, is_current
 from throughput_page import table
 
-PAGE: Final = ROOT / "docs" / "evidence.md"
+PAGE: Final = ROOT / "papers" / "docs" / "evidence.md"
 PAPERS: Final = (batchmaker, late_batching, lazybatching, ed_batch, grnn)
 WANTED: Final[dict[str, dict[str, int]]] = {
     "batchmaker": {"Figure": 15}, "late_batching": {"Figure": 7}, "lazybatching": {"Figure": 17, "Table": 2},
@@ -119,7 +120,7 @@ def paper_section(title: str, figures: Sequence[Figure]) -> str:
     rows = []
     for figure in figures:
         drawn = figure.picture and (PAGE.parent / "images" / figure.picture).exists()
-        link = f"[picture](images/{figure.picture})" if drawn else ""
+        link = f"[picture]({os.path.normpath(f'images/{figure.picture}')})" if drawn else ""
         made = f"[{figure.run}](#commands)" if figure.run else figure.where
         rows.append(
             [f"**{figure.item}**: {figure.shows}", figure.theirs, figure.our_number(), figure.state, made, link]
@@ -155,7 +156,9 @@ def commands_table() -> str:
         load_text = (
             "" if load is None else ", load " + (" to ".join(map(str, load)) if isinstance(load, list) else str(load))
         )
-        files = ", ".join(f"[{name}](../benchmarks/results/{name})" for name in run.results if read(name) is not None)
+        files = ", ".join(
+            f"[{name}](../../benchmarks/results/{name})" for name in run.results if read(name) is not None
+        )
         page = f"[page]({run.page})" if run.page else ""
         where = f"{machine}{load_text}, commit {about.get('commit', '?')}" if facts else ""
         rows.append([run.name, f"`{run.command}`", str(run.minutes), files, where, state_of(run), page])

@@ -1,6 +1,6 @@
 """What the cost model chooses for the sizes of GRNN's Table 1, and what the compiler says of it. Needs no GPU.
 
-    python benchmarks/kernel_configurations.py [--arch sm_90 sm_80] [--json FILE] [--page docs/kernels.md]
+    python benchmarks/kernel_configurations.py [--arch sm_90 sm_80] [--json FILE] [--page papers/docs/kernels.md]
 
 Predictions are for 100 steps. The first of the best five that does not spill is taken, as `batchmaker tune` does where
 there is no GPU. The page gets, between its marks: the five that the model ranks first and the configuration chosen, for

@@ -1,6 +1,6 @@
 """LazyBatching's Figure 17 on the engine itself, on a CPU: the Transformer under GraphB's windows and LazyBatching.
 
-    python benchmarks/lazybatching_live.py [--quick] [--json OUT.json] [--png OUT.png] [--page docs/lazybatching.md]
+    python benchmarks/lazybatching_live.py [--quick] [--json OUT.json] [--png OUT.png] [--page PAGE]
 
 One engine per policy with one worker and one compute thread. Requests are sentences of translation lengths that come
 by Poisson arrivals, at shares of the most that any way answers with everything waiting. In each round all ways are
@@ -59,7 +59,7 @@ from provenance import ROOT, Result, made_by
 from throughput_page import table
 
 OUT: Final = ROOT / "benchmarks" / "results" / "lazybatching-live.json"
-PNG: Final = ROOT / "docs" / "images" / "lazybatching-live.png"
+PNG: Final = ROOT / "papers" / "docs" / "images" / "lazybatching-live.png"
 SIZE: Final = {"hidden": 64, "inner": 256, "heads": 2, "layers": 2}
 """Of the Transformer: small, so that a request alone takes tens of milliseconds on a CPU, and not seconds."""
 MOST: Final = 64

@@ -1,4 +1,4 @@
-"""The tables and pictures of docs/lazybatching.md, from benchmarks/results/lazybatching.json.
+"""The tables and pictures of papers/docs/lazybatching.md, from benchmarks/results/lazybatching.json.
 
 Usage: python benchmarks/lazybatching_page.py
 """
@@ -17,7 +17,7 @@ from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from batchmaker.lab.simulator.report import paired_difference
 
 ROOT = Path(__file__).parent.parent
-PAGE, IMAGES = ROOT / "docs" / "lazybatching.md", ROOT / "docs" / "images"
+PAGE, IMAGES = ROOT / "papers" / "docs" / "lazybatching.md", ROOT / "papers" / "docs" / "images"
 OLDEST, ALL = "lazy:slack=oldest,benefit=no,lengths=fixed", "lazy:slack=literal,benefit=no,lengths=fixed"
 ORACLE, IMPROVED, ORACLE_BENEFIT = "lazy:benefit=no,lengths=true", "lazy", "lazy:lengths=true"
 GRAPHB = tuple(f"graph:window_ms={n}" for n in (5, 25, 45, 95))

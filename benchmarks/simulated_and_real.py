@@ -1,6 +1,6 @@
 """The same workload on the engine and in the simulator, and what a policy's decisions cost.
 
-    python benchmarks/simulated_and_real.py [--quick] [--data EUROPARL.en] [--page docs/lazybatching.md]
+    python benchmarks/simulated_and_real.py [--quick] [--data EUROPARL.en] [--page papers/docs/lazybatching.md]
 
 For each network and policy an engine with one worker and one compute thread is started. Its cells and its overhead are
 measured, as `batchmaker profile --overhead` does; then Poisson arrivals are offered at shares of its capacity: what it
@@ -82,7 +82,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 LOADS = (0.3, 0.5, 0.7)
 POLICIES = ("cellular", DEFAULT)
 JSON: Final = ROOT / "benchmarks" / "results" / "simulated-and-real.json"
-PNG: Final = ROOT / "docs" / "images" / "simulated-and-real.png"
+PNG: Final = ROOT / "papers" / "docs" / "images" / "simulated-and-real.png"
 MEASURES: Final = (
     "benchmarks/simulated_and_real.py", "src/batchmaker/cli/overhead.py", "src/batchmaker/engine",
     "src/batchmaker/policies", "src/batchmaker/scheduler", "src/batchmaker/lab/simulator",

@@ -1,4 +1,4 @@
-"""Tables and pictures of docs/ed-batch-throughput.md, from what ed_batch_throughput.py has measured.
+"""Tables and pictures of papers/docs/ed-batch-throughput.md, from what ed_batch_throughput.py has measured.
 
     python benchmarks/throughput_page.py    # draws what ed_batch_sizes.py has measured
 
@@ -203,4 +203,4 @@ def draw_sizes(found: Result, path: Path) -> None:
 
 if __name__ == "__main__":
     measured = json.loads((ROOT / "benchmarks" / "results" / "ed-batch-sizes.json").read_text("utf-8"))
-    draw_sizes(measured, ROOT / "docs" / "images" / "ed-batch-sizes.png")
+    draw_sizes(measured, ROOT / "papers" / "docs" / "images" / "ed-batch-sizes.png")

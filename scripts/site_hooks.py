@@ -65,6 +65,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         for picture in sorted(page.parent.rglob("*")):
             if picture.suffix in PICTURES:
                 files.append(_taken(picture, _place(picture), config))
+    for page in sorted((ROOT / "papers").rglob("*.md")):
+        files.append(_taken(page, _place(page), config))
     if _example_pages():  # examples/README.md has the same place
         files.append(File.generated(config, GALLERY, content=_gallery()))
     for module, (title, about) in REFERENCE.items():

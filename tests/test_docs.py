@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "batchmaker"
 README = REPOSITORY / "README.md"
 ARCHITECTURE = REPOSITORY / "docs" / "architecture.md"
-PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
+PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "papers").rglob("*.md")])
 
 NEEDED = {"onnx.md": ("onnx", "onnxruntime")}
 """Optional packages that the code of a page imports."""

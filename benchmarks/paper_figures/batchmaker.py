@@ -96,7 +96,9 @@ def _breakdown() -> str:
 
 PADDED: Final = "padded, width 10"
 FIGURES: Final = (
-    Figure("Figures 1, 2, 12", "unfolded LSTM, TreeLSTM, Seq2Seq", "explanation", where="[models](models.md)"),
+    Figure(
+        "Figures 1, 2, 12", "unfolded LSTM, TreeLSTM, Seq2Seq", "explanation", where="[models](../../docs/models.md)"
+    ),
     Figure(
         "Figure 3",
         "time of an LSTM step against batch size",
@@ -113,13 +115,13 @@ FIGURES: Final = (
         "requests leave at 2, 3, 3, 5",
         "the same times, step by step",
         where="`tests/scheduler/test_golden_timelines.py`",
-        picture="timeline.png",
+        picture="../../../docs/images/timeline.png",
     ),
     Figure(
         "Figure 6, Algorithm 1",
         "the system, the scheduler",
         "explanation",
-        where="[architecture](architecture.md), `policies/cellular.py`",
+        where="[architecture](../../docs/architecture.md), `policies/cellular.py`",
     ),
     Figure(
         "Figure 7 (a)",
@@ -182,7 +184,7 @@ FIGURES: Final = (
         joined(_fixed, _variance),
         "curves",
         "In the simulator scheduling and gathering take no time, so nothing is lost at fixed length; on the engine the "
-        "loss is in [benchmarks](benchmarks.md).",
+        "loss is in [benchmarks](../../docs/benchmarks.md).",
         picture="curves-clip-100.png",
     ),
     Figure(

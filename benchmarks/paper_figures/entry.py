@@ -40,7 +40,7 @@ class Figure:
     """One figure or table. item: its name in the paper. theirs, ours: the numbers; ours may read the results.
 
     run: name of the run that makes it. why: the reason for what differs, or what is missing. where: for an explanation,
-    the page or test in which it lives. picture: file in docs/images.
+    the page or test in which it lives. picture: file, seen from papers/docs/images.
     """
 
     item: str

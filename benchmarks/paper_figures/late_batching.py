@@ -25,8 +25,8 @@ FIGURES: Final = (
         "Figures 1, 2",
         "timeline, architecture",
         "explanation",
-        where="[architecture](architecture.md)",
-        picture="timeline.png",
+        where="[architecture](../../docs/architecture.md)",
+        picture="../../../docs/images/timeline.png",
     ),
     Figure(
         "Figure 3",

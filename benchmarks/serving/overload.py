@@ -36,7 +36,7 @@ import batchmaker as bm
 from batchmaker.cli.workload import make_workload
 
 MEASURES = ("src/batchmaker/server", "benchmarks/serving/overload.py", "benchmarks/serving/generator.py")
-PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
+PICTURES = Path(__file__).resolve().parents[2] / "papers" / "docs" / "images"
 
 
 class MemoryWatch:

@@ -166,7 +166,9 @@ def test_a_figure_has_a_run_that_exists_or_a_place_where_it_is_explained(scripts
         for figure in paper.FIGURES:
             assert figure.run in evidence.RUNS or (not figure.run and figure.where), figure.item
             made = evidence.state_now(figure) != "not reproduced"
-            assert not (figure.picture and made) or (ROOT / "docs" / "images" / figure.picture).exists(), figure.picture
+            assert not (figure.picture and made) or (ROOT / "papers" / "docs" / "images" / figure.picture).exists(), (
+                figure.picture
+            )
             if figure.state in ("in part", "other outcome", "not reproduced"):
                 assert figure.why, f"{paper.__name__}, {figure.item}: nothing is said of why"
 

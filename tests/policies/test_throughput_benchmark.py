@@ -122,7 +122,7 @@ def test_the_page_is_filled_and_the_picture_drawn(scripts, tmp_path):
     main, page, _ = scripts
     options = argparse.Namespace(json=tmp_path / "found.json", rounds=5, quick=False)
     main.keep({"results": [measured(), measured("lstm-nmt", row("agenda", "gates", 40.0))]}, options)
-    copied = Path(shutil.copy(ROOT / "docs" / "ed-batch-throughput.md", tmp_path / "page.md"))
+    copied = Path(shutil.copy(ROOT / "papers" / "docs" / "ed-batch-throughput.md", tmp_path / "page.md"))
     page.show(main.read(options.json), copied, tmp_path / "bars.png")
     assert "| lstm-nmt | 40 (64) | - |" in copied.read_text("utf-8")
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")

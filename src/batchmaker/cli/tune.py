@@ -55,7 +55,7 @@ def tune_command(
 
     A cost model ranks all configurations that fit. The best few are compiled, and measured if there is a GPU of the
     architecture. The winner is kept for the engine. Without a GPU the compiler still reports registers and spills.
-    Needs the extra: pip install 'batchmaker\\[cuda]'. docs/kernels.md explains the columns.
+    Needs the extra: pip install 'batchmaker\\[cuda]'. papers/docs/kernels.md explains the columns.
 
     [bold]Examples[/bold]
 

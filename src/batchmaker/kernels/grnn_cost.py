@@ -166,7 +166,7 @@ def grnn_runnable(cell: Cell, hidden: int, batch: int) -> Iterator[GrnnTiling]:
     """Yield the tilings that can run, of the whole space: any width, and any number of work groups.
 
     Of the heights that cut the batch into the same number of tiles only the least is here: all four terms of the cost
-    grow with the height, and nothing else depends on it (see `docs/kernels.md`).
+    grow with the height, and nothing else depends on it (see `papers/docs/kernels.md`).
     """
     heights = sorted({math.ceil(batch / tiles) for tiles in range(1, batch + 1)})
     gates = 4 if cell == "lstm" else 2

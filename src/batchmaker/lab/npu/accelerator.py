@@ -86,7 +86,7 @@ class Npu:
     """The accelerator. Defaults are those of Table I of LazyBatching, as far as given.
 
     array: rows and columns of the systolic array, and lanes of the vector unit. bytes_per_value: of weights and
-    activations alike; the paper does not give it, see docs/decisions/0007-npu-model.md.
+    activations alike; the paper does not give it, see papers/docs/npu-model.md.
     """
 
     array: int = ARRAY
