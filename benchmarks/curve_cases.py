@@ -30,8 +30,6 @@ from batchmaker.lab.datasets import (
     read_trees,
     translation_lengths,
 )
-from batchmaker.lab.learners.mini_batch import play as play_closed
-from batchmaker.lab.learners.view import ClosedView
 from batchmaker.lab.simulator.costs import step_costs
 from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
@@ -39,6 +37,8 @@ from batchmaker.lab.zoo.blueprint import Blueprint, blueprint
 from batchmaker.policies.agenda import AgendaPolicy
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.depth import DepthPolicy
+from batchmaker_papers.learners.mini_batch import play as play_closed
+from batchmaker_papers.learners.view import ClosedView
 from curve_costs import COSTS, NETWORKS, SIZES
 
 STREAM: Final = 7

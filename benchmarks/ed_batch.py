@@ -18,12 +18,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from batchmaker.cli.learn.graphs import read_graphs
-from batchmaker.lab.learners.comparison import compare
-from batchmaker.lab.learners.learning import Learnt, Samples, learn
-from batchmaker.lab.learners.qlearning import Settings
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from batchmaker.policies.learned.encodings import ENCODINGS
+from batchmaker_papers.commands.learn.graphs import read_graphs
+from batchmaker_papers.learners.comparison import compare
+from batchmaker_papers.learners.learning import Learnt, Samples, learn
+from batchmaker_papers.learners.qlearning import Settings
 from provenance import made_by
 
 FILES: Final = {
@@ -56,8 +56,8 @@ POLICIES: Final = (
 )  # fmt: skip
 ROOT: Final = Path(__file__).parent.parent
 MEASURES: Final = (
-    "benchmarks/ed_batch.py", "src/batchmaker/cli/learn/graphs.py", "src/batchmaker/graph",
-    "src/batchmaker/lab/learners", "src/batchmaker/policies/agenda.py", "src/batchmaker/policies/depth.py",
+    "benchmarks/ed_batch.py", "papers/src/batchmaker_papers/commands/learn/graphs.py", "src/batchmaker/graph",
+    "papers/src/batchmaker_papers/learners", "src/batchmaker/policies/agenda.py", "src/batchmaker/policies/depth.py",
     "src/batchmaker/policies/sufficient.py", "src/batchmaker/policies/learned",
 )  # fmt: skip
 Result = dict[str, Any]

@@ -23,11 +23,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from batchmaker.cli.learn.graphs import COUNTED, read_graphs
 from batchmaker.graph.mini_batch import merged
-from batchmaker.lab.learners.comparison import compare
-from batchmaker.lab.learners.learning import Samples, learn
-from batchmaker.lab.learners.qlearning import Settings
+from batchmaker_papers.commands.learn.graphs import COUNTED, read_graphs
+from batchmaker_papers.learners.comparison import compare
+from batchmaker_papers.learners.learning import Samples, learn
+from batchmaker_papers.learners.qlearning import Settings
 from ed_batch import FILES, ROOT, fill
 from provenance import Result, made_by
 from throughput_page import table
@@ -38,8 +38,8 @@ WORKLOADS: Final = (
 BATCHES: Final = (8, 64)
 POLICIES: Final = ("depth", "agenda", "agenda-remaining", "heuristic-forward", "e_sort")
 MEASURES: Final = (
-    "benchmarks/ed_batch_seeds.py", "src/batchmaker/cli/learn/graphs.py", "src/batchmaker/cli/requests.py",
-    "src/batchmaker/graph", "src/batchmaker/lab/learners", "src/batchmaker/policies/agenda.py",
+    "benchmarks/ed_batch_seeds.py", "papers/src/batchmaker_papers/commands/learn/graphs.py", "src/batchmaker/cli/requests.py",
+    "src/batchmaker/graph", "papers/src/batchmaker_papers/learners", "src/batchmaker/policies/agenda.py",
     "src/batchmaker/policies/depth.py", "src/batchmaker/policies/sufficient.py", "src/batchmaker/policies/learned",
 )  # fmt: skip
 SECTION: Final = "seeds"

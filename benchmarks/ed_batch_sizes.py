@@ -48,7 +48,7 @@ MEASURES: Final = (
     "benchmarks/ed_batch_sizes.py", "benchmarks/ed_batch_throughput.py", "benchmarks/dynet_networks.py",
     "benchmarks/dynet_workloads.py", "src/batchmaker/compile", "src/batchmaker/engine", *CPU_EXECUTOR,
     "src/batchmaker/scheduler", "src/batchmaker/policies/agenda.py", "src/batchmaker/policies/depth.py",
-    "src/batchmaker/policies/learned", "src/batchmaker/lab/learners",
+    "src/batchmaker/policies/learned", "papers/src/batchmaker_papers/learners",
 )  # fmt: skip
 Cell = dict[str, float]
 

@@ -39,12 +39,12 @@ from batchmaker.engine.request import Ticket
 from batchmaker.engine.stats import DriverStats
 from batchmaker.graph.mini_batch import unrolled
 from batchmaker.lab.datasets import random_sentences, random_trees
-from batchmaker.lab.learners.learning import Samples, learn
-from batchmaker.lab.learners.qlearning import Settings
 from batchmaker.lab.zoo import make
 from batchmaker.lab.zoo.blueprint import Blueprint
 from batchmaker.model.model import Model
 from batchmaker.policies.learned import CellRow, LearntFrom, PolicyFile
+from batchmaker_papers.learners.learning import Samples, learn
+from batchmaker_papers.learners.qlearning import Settings
 from ed_batch import FILES
 from gate_by_gate import gate_by_gate
 from provenance import CPU_EXECUTOR, digest, made_by
@@ -65,7 +65,7 @@ MEASURES: Final = (
     "benchmarks/ed_batch_throughput.py", "benchmarks/gate_by_gate.py", "src/batchmaker/compile",
     "src/batchmaker/engine", *CPU_EXECUTOR, "src/batchmaker/scheduler", "src/batchmaker/policies/agenda.py",
     "src/batchmaker/policies/depth.py", "src/batchmaker/policies/sufficient.py", "src/batchmaker/policies/learned",
-    "src/batchmaker/lab/learners",
+    "papers/src/batchmaker_papers/learners",
 )  # fmt: skip
 ROOT: Final = Path(__file__).parent.parent
 COMMAND: Final = "python benchmarks/ed_batch_throughput.py run DATA"

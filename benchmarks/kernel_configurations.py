@@ -19,10 +19,10 @@ from typing import Any, Final
 from batchmaker.kernels.cache import CacheDirectory, default_directory
 from batchmaker.kernels.configuration import Problem
 from batchmaker.kernels.devices import modelled
-from batchmaker.kernels.grnn_cost import grnn_cost, grnn_runnable, grnn_space, grnn_space_size
 from batchmaker.kernels.nvrtc import CachedCompiler, KernelCompiler, Nvrtc
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.tuner import Trial, tune
+from batchmaker_papers.grnn_cost import grnn_cost, grnn_runnable, grnn_space, grnn_space_size
 from ed_batch import fill
 from provenance import ROOT, made_by
 from throughput_page import table as markdown

@@ -35,8 +35,6 @@ from batchmaker.engine.engine import Engine
 from batchmaker.graph.mini_batch import unrolled
 from batchmaker.graph.spec import TypeId
 from batchmaker.lab.datasets import poisson_arrivals
-from batchmaker.lab.learners.learning import Samples, learn
-from batchmaker.lab.learners.qlearning import Settings
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from batchmaker.lab.simulator.costs import step_costs
 from batchmaker.lab.simulator.run import SimulatedDevice, simulate
@@ -47,6 +45,8 @@ from batchmaker.policies.base import CellPolicy, ReadyView, in_order
 from batchmaker.policies.learned import CellRow, LearnedPolicy, LearntFrom, PolicyFile
 from batchmaker.policies.learned import policy as learned
 from batchmaker.policies.sufficient import SufficientPolicy
+from batchmaker_papers.learners.learning import Samples, learn
+from batchmaker_papers.learners.qlearning import Settings
 from simulated_and_real import Seen, live
 
 MODELS = ("treelstm-2type", "latticelstm", "bilstm-tagger")

@@ -18,14 +18,14 @@ from typing import Final
 import numpy as np
 
 from batchmaker.lab import zoo
-from batchmaker.lab.npu import Npu, dataflow_named
 from batchmaker.lab.zoo.blueprint import Blueprint, blueprint
+from batchmaker_papers.npu import Npu, dataflow_named
 from provenance import ROOT, made_by
 
 TABLE_II_MS = {"resnet50": 1.1, "gnmt": 7.2, "transformer": 2.4}
 OTHERS = ("vgg16", "mobilenet", "bert", "las", "deepspeech2")
 MEASURES: Final = (
-    "benchmarks/npu.py", "src/batchmaker/lab/npu", *(f"src/batchmaker/lab/zoo/{name}.py" for name in (
+    "benchmarks/npu.py", "papers/src/batchmaker_papers/npu", *(f"src/batchmaker/lab/zoo/{name}.py" for name in (
         "attention", "bert", "blueprint", "deepspeech2", "gnmt", "las", "parts", "transformer", "translation", "vision"
     )),
 )  # fmt: skip

@@ -20,11 +20,11 @@ from typing import Any, Final
 import matplotlib
 import torch
 
-from batchmaker.compile.planner.plan import plan_cell
 from batchmaker.compile.rewrite import fold_constants, lift
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.lab.plan_report import CellReport, report_on
-from batchmaker.lab.zoo.gatewise import CELLS, GatewiseModel, inputs_of
+from batchmaker_papers.gatewise import CELLS, GatewiseModel, inputs_of
+from batchmaker_papers.plan_report import CellReport, report_on
+from batchmaker_papers.planner.plan import plan_cell
 from provenance import ROOT, made_by
 
 PAPER: Final = {  # kernels before, after; kB copied before, after; latency ratio; milliseconds to plan
@@ -38,8 +38,8 @@ PAPER: Final = {  # kernels before, after; kB copied before, after; latency rati
 }
 TIMES: Final = ("eager_us", "bound_us", "planned_us", "over_eager", "over_bound", "products_us")
 MEASURES: Final = (
-    "benchmarks/planner.py", "src/batchmaker/lab/plan_report.py", "src/batchmaker/lab/zoo/gatewise.py",
-    "src/batchmaker/compile/planner", "src/batchmaker/compile/rewrite.py", "src/batchmaker/compile/linear.py",
+    "benchmarks/planner.py", "papers/src/batchmaker_papers/plan_report.py", "src/batchmaker/lab/zoo/gatewise.py",
+    "papers/src/batchmaker_papers/planner", "src/batchmaker/compile/rewrite.py", "src/batchmaker/compile/linear.py",
     "src/batchmaker/compile/fold.py", "src/batchmaker/compile/binding.py",
 )  # fmt: skip
 Row = dict[str, Any]

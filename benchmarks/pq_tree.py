@@ -21,14 +21,14 @@ from typing import Any, Final
 import numpy as np
 
 from batchmaker.cli.bench.report import commit, machine
-from batchmaker.compile.planner.pq_tree import PQTree
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
+from batchmaker_papers.planner.pq_tree import PQTree
 from provenance import ROOT, made_by
 
 SIZES = (100, 200, 500, 1000, 2000, 5000, 10_000)
 FAMILIES = ("pairs", "windows", "blocks")
 RESULTS: Final = ROOT / "benchmarks" / "results"
-MEASURES: Final = ("benchmarks/pq_tree.py", "src/batchmaker/compile/planner/pq_tree")
+MEASURES: Final = ("benchmarks/pq_tree.py", "papers/src/batchmaker_papers/planner/pq_tree")
 
 
 def sets_of(family: str, num_elements: int) -> list[list[int]]:

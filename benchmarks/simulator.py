@@ -28,11 +28,11 @@ from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues
 from batchmaker.lab import zoo
 from batchmaker.lab.datasets import lazybatching_lengths, poisson_arrivals
-from batchmaker.lab.npu import Npu, dataflow_named
 from batchmaker.lab.simulator.costs import step_costs
 from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import blueprint
+from batchmaker_papers.npu import Npu, dataflow_named
 from provenance import ROOT, made_by
 
 MAX_BATCH = 64

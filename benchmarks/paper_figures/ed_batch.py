@@ -89,7 +89,7 @@ FIGURES: Final = (
         "reproduced",
         "orders and layouts",
         "the same orders and layouts",
-        where="`tests/lab/learners/test_closed_mini_batch.py`, [batches inside a cell](cell-planning.md)",
+        where="`papers/tests/learners/test_closed_mini_batch.py`, [batches inside a cell](cell-planning.md)",
     ),
     Figure(
         "Table 1",

@@ -129,7 +129,7 @@ FIGURES: Final = (
         "reproduced",
         "128 x 128 array, 700 MHz, 8 and 4 MB, 360 GB/s",
         "the same; cycles equal SCALE-Sim's on 33 layers",
-        where="`tests/lab/npu/test_systolic.py`",
+        where="`papers/tests/npu/test_systolic.py`",
     ),
     Figure(
         "Table II",

@@ -15,10 +15,10 @@ from batchmaker.compile.passes import fusion
 from batchmaker.compile.passes.fusion import can_fuse, fuse_pointwise
 from batchmaker.compile.passes.interpreter import BLOCK, is_available
 from batchmaker.compile.passes.pointwise import Pass
-from batchmaker.compile.planner.in_runs import planner
 from batchmaker.compile.program import compile_program
 from batchmaker.compile.rewrite import fold_constants, lift
 from batchmaker.graph.spec import ValueSpec
+from batchmaker_papers.planner.in_runs import planner
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="without a compiler nothing is done in passes")
 
@@ -202,8 +202,8 @@ class Recurrent(nn.Module):
 
 def bound_recurrent(monkeypatch, module: nn.Module, in_runs: int):
     """The module planned in passes, and cut for runs as it is (0) or planned (1)."""
-    monkeypatch.setattr("batchmaker.compile.planner.plan.fastest", lambda ways: len(ways) - 2)
-    monkeypatch.setattr("batchmaker.compile.planner.in_runs.fastest_in_runs", lambda ways, num_sequence_inputs: in_runs)
+    monkeypatch.setattr("batchmaker_papers.planner.plan.fastest", lambda ways: len(ways) - 2)
+    monkeypatch.setattr("batchmaker_papers.planner.in_runs.fastest_in_runs", lambda ways, num_sequence_inputs: in_runs)
     specs = tuple(ValueSpec((width,), "float32") for width in (6, 8, 8, 8))
     return bind(module.eval(), specs, name="recurrent", num_sequence_inputs=1, planner=planner)
 

@@ -14,7 +14,7 @@ import batchmaker as bm
 from batchmaker.compile.export import export_cell, without_writes
 from batchmaker.compile.tracing_thread import in_tracing_thread
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.lab.npu.operations import operations_of
+from batchmaker_papers.npu.operations import operations_of
 
 ROW = ValueSpec((4,), "float32")
 

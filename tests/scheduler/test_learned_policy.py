@@ -20,12 +20,12 @@ from batchmaker.graph.mini_batch import MiniBatch, merged, unrolled
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.lab.datasets import Tree, random_trees
-from batchmaker.lab.learners.mini_batch import schedule
 from batchmaker.policies import CellPolicy, make
 from batchmaker.policies.base import ReadyView
 from batchmaker.policies.learned import CellRow, LearntFrom, PolicyFile
 from batchmaker.policies.learned.encodings import ENCODINGS, State
 from batchmaker.policies.learned.policy import TablePolicy
+from batchmaker_papers.learners.mini_batch import schedule
 
 SIZES = (1, 4096)
 LEARNT = LearntFrom("none", 1, 1, 1, 1, 1, 0, 1.0, 0.0, "none")

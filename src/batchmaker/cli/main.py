@@ -5,57 +5,45 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from typing import Annotated, Any, Final, NamedTuple, final
+from typing import Annotated, Any, Final, final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 import batchmaker
 from batchmaker.cli.imports import collector_paused
-from batchmaker.errors import BatchmakerError
-
-
-class _Place(NamedTuple):
-    """The place of a command's function, and its line in `batchmaker --help`: the first line of its docstring."""
-
-    module: str
-    function: str
-    short: str
-
+from batchmaker.errors import BatchmakerError, OptionError
+from batchmaker.extensions import PAPERS, Command, commands
 
 COMMANDS: Final = {
-    "demo": _Place(
-        "demo.command", "demo",
+    "demo": Command(
+        "batchmaker.cli.demo.command", "demo",
         "See cellular and padded batching serve the same requests, one after the other, side by side.",
     ),
-    "run": _Place("run", "run", "Push a file through a model, all lines batched together."),
-    "serve": _Place(
-        "serve", "serve",
+    "run": Command("batchmaker.cli.run", "run", "Push a file through a model, all lines batched together."),
+    "serve": Command(
+        "batchmaker.cli.serve", "serve",
         "Serve models over HTTP and gRPC (Open Inference Protocol v2), all requests batched together.",
     ),
-    "bench": _Place(
-        "bench.command", "bench",
+    "bench": Command(
+        "batchmaker.cli.bench.command", "bench",
         "Measure policies against each other and against the best of plain torch, all in one run.",
     ),
-    "profile": _Place(
-        "profile", "profile",
+    "profile": Command(
+        "batchmaker.cli.profile", "profile",
         "Measure every cell of a model at every batch size, and choose where larger batches stop paying.",
     ),
-    "npu": _Place("npu", "npu", "Count the cycles of one matrix product [M, K] x [K, N] on a systolic array."),
-    "plan": _Place("plan", "plan", "Show what `bm.Cell(module, optimize=True)` would do to a cell, and what it gains."),
-    "simulate": _Place(
-        "simulate.command", "simulate",
+    "simulate": Command(
+        "batchmaker.cli.simulate.command", "simulate",
         "Compare policies under a virtual clock: the scheduler and policies that serve, with a model of cost as "
         "device.",
     ),
-    "learn": _Place(
-        "learn.command", "learn",
-        "Learn which cell to run next, so that requests together need few batches, and compare with the known "
-        "orders.",
-    ),
-    "tune": _Place("tune", "tune_command", "Choose how a recurrent layer's persistent kernel is laid onto a GPU."),
+    "tune": Command("batchmaker.cli.tune", "tune_command", "Choose how a recurrent layer's persistent kernel is laid onto a GPU."),
 }  # fmt: skip
-"""Commands in the order of `batchmaker --help`. Each is loaded when it is called: most need torch, some the lab."""
+"""Commands in the order of `batchmaker --help`; those of other distributions follow. Each is loaded when it is called:
+most need torch, some the lab."""
+
+_IN_PAPERS: Final = frozenset({"learn", "npu", "plan"})
 
 _HELP: Final = {"help_option_names": ["-h", "--help"]}
 
@@ -67,18 +55,20 @@ class _Commands(TyperGroup):
     _listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        place = COMMANDS.get(cmd_name)
-        if place is None:
+        command = COMMANDS.get(cmd_name) or commands().get(cmd_name)
+        if command is None:
+            if cmd_name in _IN_PAPERS:
+                raise OptionError(f"`batchmaker {cmd_name}` is in a distribution of its own: {PAPERS}")
             return None
         if self._listing:
-            return TyperCommand(cmd_name, help=place.short, rich_markup_mode="rich")
+            return TyperCommand(cmd_name, help=command.short, rich_markup_mode="rich")
         with collector_paused():
-            module = importlib.import_module(f"batchmaker.cli.{place.module}")
+            module = importlib.import_module(command.module)
         one = typer.Typer(rich_markup_mode="rich", add_completion=False, pretty_exceptions_enable=False)
-        one.command(name=cmd_name, context_settings=_HELP)(getattr(module, place.function))
+        one.command(name=cmd_name, context_settings=_HELP)(getattr(module, command.function))
         return typer.main.get_command(one)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -128,13 +118,7 @@ def root(
 
     batchmaker tune lstm --hidden 256 --batch 10 --arch sm_90    lay a recurrent kernel onto a GPU
 
-    batchmaker plan gatewise --cell lstm                   what batching inside a cell gains
-
-    batchmaker npu 49 4608 512 --dataflow ws               cycles of a matrix product on an NPU
-
-    batchmaker simulate lstm --npu --rate 500              compare policies under a virtual clock
-
-    batchmaker learn treelstm --data trees.txt --out policy.json    learn which cell to run next
+    batchmaker simulate lstm --latency-table profile.json --rate 500    compare policies under a virtual clock
     """
 
 

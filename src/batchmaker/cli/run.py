@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 import batchmaker
 from batchmaker.cli import options
-from batchmaker.cli.learn.policy_model import warn_of_another_model
+from batchmaker.cli.policy_model import warn_of_another_model
 from batchmaker.cli.requests import LATTICES, MATRICES, TREES, requests_from
 from batchmaker.cli.workload import ATTENTION, DEPENDENCIES, RECURRENT, SPEECH, TRANSLATION_WORDS
 from batchmaker.engine.answer import Answer

@@ -11,7 +11,7 @@ import typer
 
 from batchmaker.cli import options
 from batchmaker.cli.imports import collector_paused
-from batchmaker.cli.learn.policy_model import warn_of_another_model
+from batchmaker.cli.policy_model import warn_of_another_model
 from batchmaker.errors import OptionError
 from batchmaker.lab.zoo import MODELS
 

@@ -18,6 +18,7 @@ from batchmaker.compile.export import example_rows
 from batchmaker.compile.programs import AnyProgram
 from batchmaker.compile.row_trial import RowsError, TrialRows
 from batchmaker.errors import ModelError, ShapeError
+from batchmaker.extensions import extension
 from batchmaker.graph.argument_errors import misfit
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues, Value, ValueSequence
@@ -70,10 +71,9 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def _planner() -> Planner:
-    """Import and return the planner. It is large, and most engines do not need it."""
-    from batchmaker.compile.planner.in_runs import planner
-
-    return planner
+    """Return the planner of cells. OptionError if none is installed."""
+    found: Planner = extension("batchmaker.planners", "cell", "the planner of `bm.Cell(..., optimize=True)`")
+    return found
 
 
 @final

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from batchmaker.cli import options
-from batchmaker.cli.learn.policy_model import warn_of_another_model
+from batchmaker.cli.policy_model import warn_of_another_model
 from batchmaker.cli.simulate import device, fleet, fleet_options, tables, workload
 from batchmaker.cli.simulate.plan import Ask, make_study, run_study
 from batchmaker.cli.simulate.study import Result, Study

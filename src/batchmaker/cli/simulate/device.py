@@ -14,9 +14,8 @@ from batchmaker.cost.latency import LatencyTable
 from batchmaker.cost.lengths import LengthProfile
 from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
 from batchmaker.errors import OptionError
+from batchmaker.extensions import extension
 from batchmaker.graph.work import work_of
-from batchmaker.lab.npu.accelerator import Npu
-from batchmaker.lab.npu.systolic import dataflow_named
 from batchmaker.lab.zoo.blueprint import Blueprint
 
 DATAFLOW: Final = "tpu"
@@ -41,7 +40,8 @@ def cost_profile(
         lengths = read.lengths or predicted_lengths(blueprint, workload)
         return replace(read, lengths=lengths), table.name
     most = max(cell.max_batch for cell in blueprint.model.cells)
-    latency: LatencyTable = Npu().latency_table(blueprint.operations, most, dataflow_named(dataflow))
+    npu_costs = extension("batchmaker.costs", "npu", "--npu: LazyBatching's accelerator")
+    latency: LatencyTable = npu_costs(blueprint.shapes, most, dataflow)
     about = ProfileOptions("int8", 1, f"NPU model, dataflow {dataflow}", "")
     lengths = predicted_lengths(blueprint, workload)
     return CostProfile(blueprint.model.name, about, latency, lengths), f"npu:{dataflow}"

@@ -11,9 +11,8 @@ import torch
 
 from batchmaker.errors import InvalidRequestError, ModelError
 from batchmaker.graph.cell_graph import CellGraph
-from batchmaker.lab.npu.accelerator import Operation
-from batchmaker.lab.npu.operations import ShapeRegistry
 from batchmaker.lab.simulator.workload import SimulatedModel, SimulatedRequest
+from batchmaker.lab.zoo.shapes import ShapeRegistry
 from batchmaker.model.model import Model
 from batchmaker.model.unfolding import Unfolding
 
@@ -25,7 +24,7 @@ FRAMES: Final = 8
 class Blueprint:
     """A model without weights. Cells are learnt from the example request and from later requests.
 
-    name: for reports. Raises ModelError if the model has no example request or its unfold function waits for values,
+    name: for reports. shapes: the cells used so far, with their modules. Raises ModelError if the model has no example request or its unfold function waits for values,
     which are not computed here.
     """
 
@@ -34,19 +33,14 @@ class Blueprint:
             raise ModelError(f"{type(model).__name__} has no example_request to tell what its cells are given")
         self._name = name
         self._model = model
-        self._registry = ShapeRegistry()
+        self.shapes = ShapeRegistry()
         self._known: dict[Hashable, SimulatedRequest] = {}
         self.request(model.example_request)
 
     @property
     def model(self) -> SimulatedModel:
         """The model in the scheduler's form, with the cells used so far."""
-        return SimulatedModel(self._name, tuple(self._registry.types))
-
-    @property
-    def operations(self) -> Mapping[str, tuple[Operation, ...]]:
-        """The operations of every cell used so far, by its name: for the NPU model."""
-        return self._registry.operations
+        return SimulatedModel(self._name, tuple(self.shapes.types))
 
     def request(self, request: Any) -> SimulatedRequest:
         """Return a request of the model. Raises the errors of `unfold`.
@@ -56,7 +50,7 @@ class Blueprint:
         """
         key = _likeness(request)
         if key not in self._known:
-            unfolding = Unfolding(self._model, self._registry, request)
+            unfolding = Unfolding(self._model, self.shapes, request)
             unfolding.start()
             if unfolding.open:
                 raise ModelError(
