@@ -38,7 +38,8 @@ WORKLOADS: Final = (
 BATCHES: Final = (8, 64)
 POLICIES: Final = ("depth", "agenda", "agenda-remaining", "heuristic-forward", "e_sort")
 MEASURES: Final = (
-    "benchmarks/ed_batch_seeds.py", "papers/src/batchmaker_papers/commands/learn/graphs.py", "src/batchmaker/cli/requests.py",
+    "benchmarks/ed_batch_seeds.py", "papers/src/batchmaker_papers/commands/learn/graphs.py",
+    "src/batchmaker/cli/requests.py",
     "src/batchmaker/graph", "papers/src/batchmaker_papers/learners", "src/batchmaker/policies/agenda.py",
     "src/batchmaker/policies/depth.py", "src/batchmaker/policies/sufficient.py", "src/batchmaker/policies/learned",
 )  # fmt: skip

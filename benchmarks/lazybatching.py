@@ -4,8 +4,8 @@
 
 Writes benchmarks/results/lazybatching.json (numbers per seed, with command, commit and machine), pictures under
 papers/docs/images and the tables of papers/docs/lazybatching.md. Costs are those of the NPU model: raw, and scaled per
-network so that a request alone takes what the paper's Table II says. DATA holds `wmt_pairs` and `arrival_traces`; without
-it the parts with language pairs and the recorded trace are left out.
+network so that a request alone takes what the paper's Table II says. DATA holds `wmt_pairs` and `arrival_traces`;
+without it the parts with language pairs and the recorded trace are left out.
 
 What a file holds already is not simulated again, if it has as many seeds and requests and a few small simulations
 still come out as they did; so a run may be cut into pieces with --minutes, and --fresh begins anew. Rates are simulated

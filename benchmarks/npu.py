@@ -20,6 +20,7 @@ import numpy as np
 from batchmaker.lab import zoo
 from batchmaker.lab.zoo.blueprint import Blueprint, blueprint
 from batchmaker_papers.npu import Npu, dataflow_named
+from batchmaker_papers.npu.operations import registry_operations
 from provenance import ROOT, made_by
 
 TABLE_II_MS = {"resnet50": 1.1, "gnmt": 7.2, "transformer": 2.4}
@@ -40,8 +41,9 @@ def latency_ms(network: Blueprint, words: int, npu: Npu, dataflow: str) -> float
     for block in graph.blocks:
         for type_id, count in zip(*np.unique(block.types, return_counts=True), strict=True):
             calls[int(type_id), int(count)] += 1
-    names, most = list(network.operations), max(batch for _, batch in calls)
-    seconds = npu.latency_table(network.operations, most, dataflow_named(dataflow)).dense(names, most)
+    operations = registry_operations(network.shapes)
+    names, most = list(operations), max(batch for _, batch in calls)
+    seconds = npu.latency_table(operations, most, dataflow_named(dataflow)).dense(names, most)
     return 1e3 * float(sum(times * seconds[type_id, batch] for (type_id, batch), times in calls.items()))
 
 

@@ -32,7 +32,7 @@ from batchmaker.lab.simulator.costs import step_costs
 from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import blueprint
-from batchmaker_papers.npu import Npu, dataflow_named
+from batchmaker_papers.npu.costs import npu_costs
 from provenance import ROOT, made_by
 
 MAX_BATCH = 64
@@ -77,7 +77,7 @@ def layers(count: int) -> tuple[SimulatedModel, list[SimulatedRequest], CostProf
     """GNMT as this project serves it, on the NPU."""
     network = blueprint("gnmt", partial(zoo.make, "gnmt", max_batch=MAX_BATCH))
     workload: SimulatedWorkload = make("gnmt", network, (), count)
-    table = Npu().latency_table(network.operations, MAX_BATCH, dataflow_named("tpu"))
+    table = npu_costs(network.shapes, MAX_BATCH, "tpu")
     lengths = predicted_lengths(network, workload)
     profile = CostProfile("gnmt", ProfileOptions("int8", 1, "NPU", ""), table, lengths)
     return network.model, list(workload.draw(0, count)), profile

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SOURCES = sorted((REPOSITORY / "src").rglob("*.py"))
+SOURCES = sorted([*(REPOSITORY / "src").rglob("*.py"), *(REPOSITORY / "papers" / "src").rglob("*.py")])
 MAX_LINES = 700
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common"}
 

@@ -11,6 +11,7 @@ import pytest
 
 import batchmaker
 from batchmaker.cli.main import COMMANDS
+from batchmaker.extensions import commands
 from batchmaker.lab import zoo
 
 
@@ -28,10 +29,10 @@ def test_help_lists_the_commands(command):
     assert all(name in result.output for name in ("demo", "run", "bench", "profile"))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, *commands()])
 def test_the_list_says_of_a_command_what_its_own_help_says_first(name):
-    place = COMMANDS[name]
-    function = getattr(importlib.import_module(f"batchmaker.cli.{place.module}"), place.function)
+    place = (COMMANDS | commands())[name]
+    function = getattr(importlib.import_module(place.module), place.function)
     assert place.short == inspect.getdoc(function).splitlines()[0]
 
 

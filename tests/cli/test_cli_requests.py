@@ -14,8 +14,8 @@ from batchmaker.cli.workload import make_workload
 from batchmaker.errors import DataError, OptionError
 from batchmaker.lab import zoo
 from batchmaker.lab.zoo.blueprint import blueprint
+from batchmaker.lab.zoo.shapes import ShapeRegistry
 from batchmaker.model.unfolding import Unfolding
-from batchmaker_papers.npu.operations import ShapeRegistry
 
 TREE_LINES = "(3 (2 a) (1 b))\n\n(1 word)\n(4 (2 (1 a) (2 c)) (1 b))\n"
 TAGGED_LINES = "the|O cat|I-ORG sat|O\nthe|O|O\n"

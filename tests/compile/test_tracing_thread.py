@@ -14,7 +14,7 @@ import batchmaker as bm
 from batchmaker.compile.export import export_cell, without_writes
 from batchmaker.compile.tracing_thread import in_tracing_thread
 from batchmaker.graph.spec import ValueSpec
-from batchmaker_papers.npu.operations import operations_of
+from batchmaker.lab.zoo.shapes import call_with_shapes
 
 ROW = ValueSpec((4,), "float32")
 
@@ -55,7 +55,7 @@ def test_all_traces_of_the_process_are_in_one_thread_that_does_not_end():
     for _ in range(2):
         in_a_thread_that_ends(lambda: export_cell(Noting(seen), (ROW,)))
     export_cell(Noting(seen), (ROW,))
-    in_a_thread_that_ends(lambda: operations_of(Noting(seen), [ROW]))
+    in_a_thread_that_ends(lambda: call_with_shapes(Noting(seen), (ROW,), "a module"))
     assert len(seen) == 4
     (thread,) = set(seen)
     assert thread.is_alive()

@@ -38,7 +38,9 @@ COMMANDS: Final = {
         "Compare policies under a virtual clock: the scheduler and policies that serve, with a model of cost as "
         "device.",
     ),
-    "tune": Command("batchmaker.cli.tune", "tune_command", "Choose how a recurrent layer's persistent kernel is laid onto a GPU."),
+    "tune": Command(
+        "batchmaker.cli.tune", "tune_command", "Choose how a recurrent layer's persistent kernel is laid onto a GPU."
+    ),
 }  # fmt: skip
 """Commands in the order of `batchmaker --help`; those of other distributions follow. Each is loaded when it is called:
 most need torch, some the lab."""

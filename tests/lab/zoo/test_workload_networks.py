@@ -15,8 +15,8 @@ from batchmaker import Engine
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError
 from batchmaker.lab import datasets, zoo
 from batchmaker.lab.zoo.reference import reference
+from batchmaker.lab.zoo.shapes import ShapeRegistry
 from batchmaker.model.unfolding import Unfolding
-from batchmaker_papers.npu.operations import ShapeRegistry
 
 WORDS, LETTERS, ARITY = 30, 12, 4
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -24,8 +24,8 @@ FRAMES: Final = 8
 class Blueprint:
     """A model without weights. Cells are learnt from the example request and from later requests.
 
-    name: for reports. shapes: the cells used so far, with their modules. Raises ModelError if the model has no example request or its unfold function waits for values,
-    which are not computed here.
+    name: for reports. shapes: the cells used so far, with their modules. Raises ModelError if the model has no example
+    request or its unfold function waits for values, which are not computed here.
     """
 
     def __init__(self, name: str, model: Model) -> None:

@@ -109,8 +109,8 @@ def _called(module: nn.Module, inputs: tuple[ValueSpec, ...], where: str, watch:
             declared = ", ".join(map(str, inputs))
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(
-                f"{where}: it cannot be called with the shapes of a row of ({declared}): {reason}. What it does may not "
-                "depend on values, and the row must be what forward() takes."
+                f"{where}: it cannot be called with the shapes of a row of ({declared}): {reason}. What it does may "
+                "not depend on values, and the row must be what forward() takes."
             ) from error
     for index, output in enumerate(outputs):
         if output.dim() == 0 or output.shape[0] != 1:
