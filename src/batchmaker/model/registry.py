@@ -18,7 +18,6 @@ from batchmaker.compile.export import example_rows
 from batchmaker.compile.programs import AnyProgram
 from batchmaker.compile.row_trial import RowsError, TrialRows
 from batchmaker.errors import ModelError, ShapeError
-from batchmaker.extensions import extension
 from batchmaker.graph.argument_errors import misfit
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues, Value, ValueSequence
@@ -72,6 +71,8 @@ def _threads(count: int | None) -> Iterator[None]:
 
 def _planner() -> Planner:
     """Return the planner of cells. OptionError if none is installed."""
+    from batchmaker.extensions import extension  # few engines need it
+
     found: Planner = extension("batchmaker.planners", "cell", "the planner of `bm.Cell(..., optimize=True)`")
     return found
 
