@@ -1,7 +1,7 @@
 """What batching brings and what cells bring: cellular beside the best batches with torch's layers, and with its cells.
 
-    python benchmarks/batching_and_cells.py --data DATA [--only NAME ...] [--quick] [--json FILE] [--page README.md]
-    python benchmarks/batching_and_cells.py --show --page README.md
+    python benchmarks/batching_and_cells.py --data DATA [--only NAME ...] [--quick] [--json FILE] [--page PAGE]
+    python benchmarks/batching_and_cells.py --show --page PAGE     # papers/docs/benchmarks-in-full.md
 
 Three ways to serve the same sentences: padded batches of torch's own `nn.LSTM`; the same batches in the same engine and
 with the same cells as cellular batching (`closed`: folded, hoisted, in compiled loops, nothing padded; only nobody

@@ -1,4 +1,4 @@
-"""The default policy against the best other policy of each case, simulated: docs/policies.md, decision 21.
+"""The default policy against the best other policy of each case, simulated: papers/docs/default-policy.md, decision 21.
 
     python benchmarks/default_policy.py [--quick] [--jobs N] [--trace CSV] [--json OUT.json] [--simulations KEPT.json]
     python benchmarks/default_policy.py --measure benchmarks/results/default-policy-costs.json

@@ -1,6 +1,6 @@
 """Policies on the engine itself: what each answers where all requests wait, and latencies at shares of that.
 
-    python benchmarks/default_policy_live.py [--quick] [--json OUT.json] [--page docs/policies.md]
+    python benchmarks/default_policy_live.py [--quick] [--json OUT.json] [--page papers/docs/default-policy.md]
 
 For each network one engine with one worker and one compute thread per policy is started; all of them are measured in
 turn, round by round, another one first in each round, so that a disturbance meets all alike; short rounds are repeated.

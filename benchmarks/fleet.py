@@ -1,10 +1,11 @@
-"""What routing by work gains and what an SLA costs in replicas, by simulation: the numbers of docs/fleet-planning.md.
+"""What routing by work gains and what an SLA costs in replicas, simulated: papers/docs/simulations.md.
 
     python benchmarks/fleet.py [PART ...]     parts: agree, routers, sizes, guesses, sla, big; all without a name
 
 Costs are those of an LSTM of 1024 on one core, cells and engine, that results/simulated-and-real.json measured; they
 are written into results/fleet-costs.json, which `batchmaker simulate --latency-table` takes. Each part writes its
-numbers into results/fleet.json, beside those of the others; `routers` and `sla` also write a picture into docs/images.
+numbers into results/fleet.json, beside those of the others; `routers` and `sla` also write a picture into
+papers/docs/images.
 Seconds are of processor time as well as of wall time, since other programs disturb the latter.
 """
 
@@ -35,7 +36,7 @@ from provenance import made_by
 HERE = Path(__file__).resolve().parent
 COSTS = HERE / "results" / "fleet-costs.json"
 RESULTS = HERE / "results" / "fleet.json"
-IMAGES = HERE.parent / "docs" / "images"
+IMAGES = HERE.parent / "papers" / "docs" / "images"
 MAX_BATCH = 32
 ROUTERS = ("random", "round-robin", "two-choices", "least-requests", "least-work")
 LOADS = (0.4, 0.6, 0.7, 0.8, 0.9, 0.95)

@@ -1,6 +1,6 @@
 """Two replicas live and in the simulator: the same sentences, the same rates, the same routers.
 
-    python benchmarks/fleet_simulated_and_real.py DATA [--seconds 8] [--page docs/fleet-planning.md]
+    python benchmarks/fleet_simulated_and_real.py DATA [--seconds 8] [--page papers/docs/simulations.md]
 
 DATA: a folder with europarl_deen/. Needs `pip install 'batchmaker[ray]'` and an otherwise idle machine. First cells and
 overhead of one engine are measured, as `batchmaker profile --overhead` does, alone and while another process does the

@@ -1,8 +1,8 @@
 """Everything that needs a GPU, built, checked and timed in one call of under nine minutes.
 
     python benchmarks/gpu.py [--seconds 510] [--quick] [--only SECTION ...]
-                             [--json GPU.json] [--png FILE] [--page docs/gpu.md]
-    python benchmarks/gpu.py --show --json GPU.json --page docs/gpu.md    # what is in the files; measures nothing
+                             [--json GPU.json] [--png FILE] [--page papers/docs/gpu-results.md]
+    python benchmarks/gpu.py --show --json GPU.json --page papers/docs/gpu-results.md    # measures nothing
 
 Sections do not depend on each other: one that fails is written down as failed and the next begins. Each has a share of
 the seconds; what no longer fits into it is written down as not run. They run in a process of their own, and another one

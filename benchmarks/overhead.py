@@ -1,7 +1,9 @@
 """What the engine costs: it and hand-written batching of the same networks, in one run, beside what was asked for.
 
-    python benchmarks/overhead.py --data DATA [--json FILE] [--png FILE] [--page docs/benchmarks.md] [--only LINE ...]
-    python benchmarks/overhead.py --show --json FILE --png FILE --page docs/benchmarks.md   # from an earlier run
+    python benchmarks/overhead.py --data DATA [--json FILE] [--png FILE] [--page PAGE] [--only LINE ...]
+    python benchmarks/overhead.py --show --json FILE --png FILE --page PAGE   # from an earlier run
+
+PAGE is papers/docs/benchmarks-in-full.md; the README gets its table at the same time.
 
 DATA is the folder that has europarl_deen/raw5k.en, sst/train.txt, lattice_edbatch/train.txt and
 ud_english_ewt/en_ewt-ud-dev.conllu.gz. Every line measures

@@ -1,6 +1,6 @@
-"""`auto` beside `cellular` on short requests of two types, where `auto` is behind: docs/policies.md.
+"""`auto` beside `cellular` on short requests of two types, where `auto` is behind: papers/docs/default-policy.md.
 
-    python benchmarks/short_decoders.py --data DATA [--quick] [--json OUT.json] [--page docs/policies.md]
+    python benchmarks/short_decoders.py --data DATA [--quick] [--json OUT.json] [--page papers/docs/default-policy.md]
 
 The network is that of the line `decoder` of overhead.py: a GRU encoder-decoder of 256 that reads the 4 to 10 letters of
 a word and writes sounds until a value ends it. DATA has europarl_deen/raw5k.en. Each policy has an engine with one

@@ -201,8 +201,8 @@ def _filled(nav: list[Any], files: Files, named: set[str]) -> Iterator[Any]:
 
 
 def _starred(star: str, files: Files, named: set[str]) -> list[str]:
-    """Return the pages of a folder in order, its index first; of docs/ itself those that the nav names nowhere."""
+    """Return the pages of a folder in order, its first page first; of docs/ itself those that the nav names nowhere."""
     folder = star.removesuffix("*")
     places = [page.src_uri for page in files.documentation_pages() if page.src_uri not in named]
     within = [p for p in places if p.startswith(folder) and (folder or "/" not in p)]
-    return sorted(within, key=lambda place: place != f"{folder}index.md")
+    return sorted(within, key=lambda place: place not in (f"{folder}index.md", f"{folder}README.md"))

@@ -184,7 +184,7 @@ FIGURES: Final = (
         joined(_fixed, _variance),
         "curves",
         "In the simulator scheduling and gathering take no time, so nothing is lost at fixed length; on the engine the "
-        "loss is in [benchmarks](../../docs/benchmarks.md).",
+        "loss is in [benchmarks](benchmarks-in-full.md).",
         picture="curves-clip-100.png",
     ),
     Figure(

@@ -80,7 +80,7 @@ FIGURES: Final = (
         _table1,
         "gpu",
         GPU + "DeepCPU is not there to be run. At hidden 64 cuDNN has a persistent kernel of its own.",
-        picture="../../../docs/images/gpu.png",
+        picture="gpu.png",
     ),
     Figure(
         "Section 7, the space",

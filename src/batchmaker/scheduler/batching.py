@@ -99,7 +99,7 @@ MOST_AHEAD: Final = 8
 lattices nothing joins within a task there, and small cells would need a task for every two batches."""
 
 TASK_S: Final = 150e-6
-"""Seconds that a task of the engine costs beside its steps: to choose and form it, its results (docs/benchmarks.md)."""
+"""Seconds that a task of the engine costs beside its steps: to choose and form it, its results (docs/policies.md)."""
 
 TASKS_WORTH: Final = 27
 """How often its own cost a task's steps may take (see CellPolicy, `weighs_tasks`): for `TASK_S`, the 4 ms of decision
