@@ -1,6 +1,6 @@
-"""What `deterministic=True` costs, beside the same engine without it: docs/models.md.
+"""What `deterministic=True` costs, beside the same engine without it: papers/docs/deterministic-results.md.
 
-    python benchmarks/deterministic.py [--quick] [--json OUT.json] [--page docs/models.md]
+    python benchmarks/deterministic.py [--quick] [--json OUT.json] [--page papers/docs/deterministic-results.md]
 
 Networks with seeded weights on made-up requests of 5 to 25 words, one worker, one compute thread. One alone: requests
 one after the other. All waiting: 512 requests at once. A figure is milliseconds of the processor for a request, of the

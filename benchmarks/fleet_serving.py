@@ -2,7 +2,7 @@
 
     python benchmarks/fleet_serving.py [DATA] [--only PART]     parts: overhead, proxies, replicas, routers, bulk, rows
 
-DATA: a folder with europarl_deen/, for the lengths of sentences. The numbers of docs/fleet-serving.md; needs
+DATA: a folder with europarl_deen/, for the lengths of sentences. Numbers of papers/docs/fleet-serving-results.md; needs
 `pip install 'batchmaker[ray]'`. Each part writes benchmarks/results/serving-fleet-PART.json. All that is compared runs
 in one go and takes turns. Where load generator, front and replicas share the processors, their shares are written down.
 

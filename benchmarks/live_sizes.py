@@ -1,6 +1,6 @@
-"""How many live streams a core holds in process, by the size of the network: docs/live-audio.md.
+"""How many live streams a core holds in process, by the size of the network: papers/docs/live-streams-results.md.
 
-    python benchmarks/live_sizes.py [--only NAME ...] [--page docs/live-audio.md]   # to results/live-sizes.json
+    python benchmarks/live_sizes.py [--only NAME ...] [--page PAGE]   # to results/live-sizes.json
     python benchmarks/live_sizes.py --quick     # tries everything shortly; its figures mean nothing and are not kept
 
 Streams send a frame each 32 ms, evenly spread; a transducer three frames of 10 ms, and in a second row 16 frames each

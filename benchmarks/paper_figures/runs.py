@@ -51,12 +51,13 @@ RUNS: Final[dict[str, Run]] = {
             "default-policy.md"),
         Run("live-beside", "python benchmarks/live_beside.py", ("live-beside.json",), 3, "default-policy.md"),
         Run("moved-sequences", "python benchmarks/moved_sequences.py", ("moved-sequences.json",), 2,
-            "../../docs/fleet-serving.md"),
+            "fleet-serving-results.md"),
         Run("live-streams", "python benchmarks/live_streams.py --all", ("live-streams.json",), 5,
-            "../../docs/live-audio.md"),
-        Run("live-sizes", "python benchmarks/live_sizes.py --page docs/live-audio.md", ("live-sizes.json",), 7,
-            "../../docs/live-audio.md"),
-        Run("deterministic", "python benchmarks/deterministic.py", ("deterministic.json",), 4, "../../docs/models.md"),
+            "live-streams-results.md"),
+        Run("live-sizes", "python benchmarks/live_sizes.py --page papers/docs/live-streams-results.md",
+            ("live-sizes.json",), 7, "live-streams-results.md"),
+        Run("deterministic", "python benchmarks/deterministic.py", ("deterministic.json",), 4,
+            "deterministic-results.md"),
         Run("fleet", "python benchmarks/fleet.py", ("fleet.json", "fleet-costs.json"), 10,
             "simulations.md"),
         Run("fleet-simulated-and-real", "python benchmarks/fleet_simulated_and_real.py DATA", (
@@ -68,11 +69,11 @@ RUNS: Final[dict[str, Run]] = {
             "serving-overload-lstm-fleet.json",
             "serving-perf-analyzer.json", "serving-perf-analyzer-sequences.json"), 20, "serving-benchmarks.md"),
         Run("soak", "python benchmarks/soak.py requests; python benchmarks/soak.py memory",
-            ("soak-requests.json", "soak-memory.json"), 15, "../../docs/operations.md"),
+            ("soak-requests.json", "soak-memory.json"), 15, "soak-results.md"),
         Run("fleet-serving", "python benchmarks/fleet_serving.py DATA", (
             "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
             "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json"), 20,
-            "../../docs/fleet-serving.md"),
+            "fleet-serving-results.md"),
     )
 }  # fmt: skip
 

@@ -335,7 +335,7 @@ def examples(language: str) -> list[str]:
     return [line for line in lines if line.startswith("curl") and "/v1/" not in line]
 
 
-@pytest.mark.parametrize("code", examples("python"), ids=["sync", "async", "generate", "client", "sequence"])
+@pytest.mark.parametrize("code", examples("python"), ids=["sync", "client"])
 def test_the_python_examples_of_the_docs_run(server, code, capsys):
     if "batchmaker.client" in code:
         pytest.importorskip("httpx", reason="needs httpx, of the extra `client`")
