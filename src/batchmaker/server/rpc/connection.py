@@ -14,9 +14,9 @@ import secrets
 from collections.abc import Callable
 from typing import Any, Final, cast, final
 
-from batchmaker.server.connections import Connections
+from batchmaker.server.access.connections import Connections
+from batchmaker.server.access.request_body import BodyBudget, HeldBytes
 from batchmaker.server.faults import ServiceError
-from batchmaker.server.request_body import BodyBudget, HeldBytes
 from batchmaker.server.rpc import frames
 from batchmaker.server.rpc.frames import FrameScanner, Piece
 

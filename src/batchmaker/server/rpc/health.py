@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, final
 
-from batchmaker.server.connections import Connections
+from batchmaker.server.access.connections import Connections
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
 from batchmaker.server.rpc.gate import RpcCall, RpcGate, RpcService

@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Final, Protocol, final
 
+from batchmaker.server.access.request_body import HeldBytes
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
-from batchmaker.server.parameters import SequenceName, named_sequence
-from batchmaker.server.parts import CallAccess
-from batchmaker.server.request_body import HeldBytes
+from batchmaker.server.formats.parameters import SequenceName, named_sequence
 from batchmaker.server.rpc.gate import RpcCall
 from batchmaker.server.rpc.schema import MESSAGES, decode
 from batchmaker.server.rpc.wire import FINAL, PARTS, parameters_of
+from batchmaker.server.service.site import CallAccess
 
 
 class StreamAnswers(Protocol):

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from batchmaker.server.faults import invalid
+from batchmaker.server.formats.messages import InferRequest, InferResponse, Parameter, WantedOutput
+from batchmaker.server.formats.parameters import DAY_S, refuse_unsupported
+from batchmaker.server.formats.tensors import Tensor, from_raw, from_values, num_elements, to_raw
 from batchmaker.server.limits import Limits
-from batchmaker.server.messages import InferRequest, InferResponse, Parameter, WantedOutput
-from batchmaker.server.parameters import DAY_S, refuse_unsupported
 from batchmaker.server.rpc.schema import CHOICE, MESSAGES
-from batchmaker.server.tensors import Tensor, from_raw, from_values, num_elements, to_raw
 
 FINAL: Final = "triton_final_response"
 """Parameter of the responses in a stream: whether it is the last one to its request."""
