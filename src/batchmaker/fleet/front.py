@@ -22,7 +22,7 @@ from batchmaker.fleet.front_metrics import front_metrics
 from batchmaker.fleet.links import Link
 from batchmaker.fleet.sockets import relay_socket
 from batchmaker.fleet.upstream import Headers, NoAnswerError, UpstreamAnswer
-from batchmaker.server.access.request_body import unless_gone
+from batchmaker.server.access.departure import unless_gone
 from batchmaker.server.access.sender import HEADER as SENDER
 from batchmaker.server.access.sender import Sender, sender_of
 from batchmaker.server.faults import FaultKind, ServiceError

@@ -157,8 +157,8 @@ def set_threads(config: Config) -> None:
     """Have torch use the default number of threads outside engines too, and say the number and its reason."""
     found = found_processors()
     torch.set_num_threads(found.threads())
-    for said in sorted({found.explained(one.workers, one.threads) for one in config.models if one.device == "cpu"}):
-        _LOG.info(said)
+    for line in sorted({found.explained(one.workers, one.threads) for one in config.models if one.device == "cpu"}):
+        _LOG.info(line)
 
 
 def connections_of(config: Config) -> Connections:

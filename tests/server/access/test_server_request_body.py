@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchmaker.server.access.request_body import DEPARTURE, BodyBudget, Departure, HeldBytes, unless_gone
+from batchmaker.server.access.departure import DEPARTURE, Departure, unless_gone
+from batchmaker.server.access.request_body import BodyBudget, HeldBytes
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
 

@@ -1,29 +1,22 @@
-"""Reads clients' data within limits, and notices clients that have gone."""
+"""Reads clients' data within limits: how many bytes each may hold, and all together."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Final, TypeVar, final
+from typing import Final, final
 
 from starlette.requests import Request
-from starlette.types import Scope
 
+from batchmaker.server.access.departure import gone
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.formats.pieces import PieceQueue
 from batchmaker.server.limits import Limits
 
-DEPARTURE: Final = "batchmaker.departure"
-"""Extension of ASGI, in a call's scope: the Departure of its client."""
-
 WHOLE: Final = "batchmaker.whole"
 """Extension of ASGI: whether the whole body has arrived, so that reading it needs no time limit."""
-
-_CONNECTIONS: Final = itertools.count()
-_Result = TypeVar("_Result")
 
 
 @final
@@ -126,7 +119,7 @@ class HeldBytes:
         while True:
             message = await request.receive()
             if message["type"] == "http.disconnect":
-                raise _gone()
+                raise gone()
             part: bytes = message["body"]
             self.add(len(part))
             parts.append(part)
@@ -157,10 +150,10 @@ class HeldBytes:
 
     def part(self, size: int) -> HeldBytes:
         """Return a share of its own for `size` of these bytes."""
-        taken = HeldBytes(self._budget, self.client)
+        share = HeldBytes(self._budget, self.client)
         self.resize(self.size - size)
-        taken.resize(size)
-        return taken
+        share.resize(size)
+        return share
 
     def release(self) -> None:
         """Give the share back. Bytes of it that come later count anew."""
@@ -170,62 +163,3 @@ class HeldBytes:
         limit = self._budget.limits.max_body_bytes
         if size > limit:
             raise ServiceError(FaultKind.TOO_LARGE, f"the body has {size} bytes or more; at most {limit} are taken")
-
-
-def _gone() -> ServiceError:
-    return ServiceError(FaultKind.CANCELLED, "the client has gone")
-
-
-@final
-class Departure:
-    """Whether the client of a connection has gone, and the task to cancel then.
-
-    A connection has one call at a time. connection: its number, which no other one of this process has. resume: lets
-    the connection read; otherwise it would not notice.
-    """
-
-    __slots__ = ("_gone", "_resume", "_task", "connection")
-
-    def __init__(self, resume: Callable[[], None]) -> None:
-        self.connection = next(_CONNECTIONS)
-        self._resume = resume
-        self._gone = False
-        self._task: asyncio.Task[object] | None = None
-
-    @property
-    def has_happened(self) -> bool:
-        """Whether the client has gone."""
-        return self._gone
-
-    def happened(self) -> None:
-        """The client has gone: cancel the work for it."""
-        self._gone = True
-        if self._task is not None:
-            self._task.cancel()
-
-    async def ends(self, work: Awaitable[_Result]) -> _Result:
-        """Return the result of `work`; see `unless_gone`."""
-        task = self._task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("calls are answered in tasks")
-        if self._gone:
-            task.cancel()
-        self._resume()
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if not self._gone:
-                raise
-            task.uncancel()
-            raise _gone() from None
-        finally:
-            self._task = None
-
-
-async def unless_gone(scope: Scope, work: Awaitable[_Result]) -> _Result:
-    """Return the result of `work`. If the client leaves first, the work is cancelled and CANCELLED is raised.
-
-    Call it once the body has been read.
-    """
-    departure: Departure = scope["extensions"][DEPARTURE]
-    return await departure.ends(work)

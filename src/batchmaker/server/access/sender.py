@@ -8,7 +8,7 @@ from typing import Final, final
 from starlette.types import Scope
 
 from batchmaker.server.access.auth import FRONT, KeyRing
-from batchmaker.server.access.request_body import DEPARTURE
+from batchmaker.server.access.departure import DEPARTURE
 
 HEADER: Final = "x-batchmaker-sender"
 """The header, and metadata of gRPC, in which the front of a fleet tells a replica the address and the connection."""

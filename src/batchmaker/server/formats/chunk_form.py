@@ -92,7 +92,7 @@ class ChunkForm:
         self._values = None if codes or is_sound or self._tensor is None else _values_form(self._tensor, limits)
         self.takes_values = self._values is not None
         """Whether `read_values` reads binary messages."""
-        self._given = signature.given(self._tensor) if self._tensor is not None else None
+        self._make_input = signature.input_maker(self._tensor) if self._tensor is not None else None
         self._output = signature.plain_output if self.is_binary and not codes else None
         self.gives_values = self._output is not None
         """Whether `write_values` makes the answer."""
@@ -155,7 +155,7 @@ class ChunkForm:
         values, tensor = self._values, self._tensor
         assert values is not None
         assert tensor is not None
-        assert self._given is not None
+        assert self._make_input is not None
         count, rest = divmod(len(message), values.row_bytes)
         if rest or count > values.most_rows or (count != 1 and not values.varies):
             asked = self.read(bytes(message))
@@ -163,7 +163,7 @@ class ChunkForm:
         data = np.frombuffer(message, values.dtype)
         if values.shape is not None:
             data = data.reshape(values.shape)
-        return self._given(data.item() if tensor.single else data)
+        return self._make_input(data.item() if tensor.single else data)
 
     def write_values(self, result: Any) -> bytes:
         """Return the values of the only output, of a binary answer. ValueError, TypeError for what is no tensor."""

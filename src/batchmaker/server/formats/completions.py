@@ -152,15 +152,15 @@ def choices_of(ask: CompletionAsk, completions: Completions, signature: Signatur
         for number in range(count):
             inputs = (prompt, *(Tensor(name, kind, value) for name, kind, value in options))
             if ask.seed is not None:
-                inputs = tuple(_with_seed(given, number) for given in inputs)
+                inputs = tuple(_with_seed(tensor, number) for tensor in inputs)
             choices.append(Continuation(len(choices), InferRequest(inputs), len(tokens), begin))
     return choices
 
 
 def _prompts(ask: CompletionAsk, completions: Completions) -> Iterator[tuple[NDArray[np.int64], str]]:
     """Yield the tokens of each prompt, and its text if the answers begin with it."""
-    given = ask.prompt
-    several: Sequence[Any] = [given] if isinstance(given, str) or all(isinstance(x, int) for x in given) else given
+    prompt = ask.prompt
+    several: Sequence[Any] = [prompt] if isinstance(prompt, str) or all(isinstance(x, int) for x in prompt) else prompt
     if len({type(one) for one in several}) > 1 or isinstance(several[0], int):
         raise invalid("prompt must be a text, a list of texts, a list of tokens or a list of such lists")
     for one in several:
@@ -188,21 +188,21 @@ def _options(ask: CompletionAsk, inputs: set[str]) -> list[tuple[str, str, NDArr
         "top_k": (ask.top_k, "INT64", (0, -1)),
         "seed": (seed, "INT64", (seed,)),
     }
-    given = []
+    options = []
     for name, (value, datatype, neutral) in asked.items():
         if name in inputs and value is not None:
-            given.append((name, datatype, np.array([value], np.float64 if datatype == "FP64" else np.int64)))
+            options.append((name, datatype, np.array([value], np.float64 if datatype == "FP64" else np.int64)))
         elif value is not None and value not in neutral:
             raise invalid(f"the model {ask.model!r} takes no {name}; leave it out")
-    return given
+    return options
 
 
-def _with_seed(given: Tensor, number: int) -> Tensor:
+def _with_seed(tensor: Tensor, number: int) -> Tensor:
     """Return the tensor; the seed of the text with this number among those of a prompt."""
-    if given.name != "seed" or not number:
-        return given
-    seed = (int(given.data[0]) + number + (1 << 63)) % (1 << 64) - (1 << 63)
-    return Tensor(given.name, given.datatype, np.array([seed], np.int64))
+    if tensor.name != "seed" or not number:
+        return tensor
+    seed = (int(tensor.data[0]) + number + (1 << 63)) % (1 << 64) - (1 << 63)
+    return Tensor(tensor.name, tensor.datatype, np.array([seed], np.int64))
 
 
 @final

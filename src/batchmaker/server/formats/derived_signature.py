@@ -51,10 +51,10 @@ def _signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signatu
     request, inputs = _inputs(model)
     defaults = _defaults(model) if request == "keys" else {}
     optional = {*model.optional_inputs, *defaults}
-    given = [replace(spec, optional=True) if spec.name in optional else spec for spec in inputs]
-    known = {spec.name for spec in given}
-    given += [replace(one, optional=True) for name, one in defaults.items() if one is not None and name not in known]
-    return Signature(tuple(given), outputs, request, form, stream, alone=model.sole_input)
+    specs = [replace(spec, optional=True) if spec.name in optional else spec for spec in inputs]
+    known = {spec.name for spec in specs}
+    specs += [replace(one, optional=True) for name, one in defaults.items() if one is not None and name not in known]
+    return Signature(tuple(specs), outputs, request, form, stream, alone=model.sole_input)
 
 
 def _defaults(model: Model) -> dict[str, TensorSpec | None]:

@@ -37,11 +37,11 @@ def read_generate(body: bytes, signature: Signature, limits: Limits) -> Pieces[I
         name = unknown[1].removesuffix("`")
         listed = f"{', '.join(map(repr, specs))}, 'parameters' and 'id'"
         raise invalid(f"unknown key {name!r}; known: {listed}.{nearest_name(name, names)}") from None
-    given = {name: value for name, value in zip(names, read, strict=True) if value}
-    parameters = read_parameters(given.pop("parameters", msgspec.Raw()))
-    request_id = decode_json(_ID, given.pop("id"), ".id") if "id" in given else ""
+    values = {name: value for name, value in zip(names, read, strict=True) if value}
+    parameters = read_parameters(values.pop("parameters", msgspec.Raw()))
+    request_id = decode_json(_ID, values.pop("id"), ".id") if "id" in values else ""
     inputs: list[Tensor] = []
-    for name, value in given.items():
+    for name, value in values.items():
         if len(body) > PIECE_BYTES:
             yield
         inputs.append((yield from _tensor(specs[name], bytes(value), signature, limits)))

@@ -91,20 +91,20 @@ def decode_json(decoder: msgspec.json.Decoder[Any], body: bytes | memoryview | m
         raise invalid("the body is nested too deeply") from None
 
 
-def read_parameters(given: msgspec.Raw, at: str = ".parameters", most: int = _MAX_BYTES) -> dict[str, Parameter]:
+def read_parameters(raw: msgspec.Raw, at: str = ".parameters", most: int = _MAX_BYTES) -> dict[str, Parameter]:
     """Return parameters, empty for an empty Raw. INVALID if their JSON is longer than `most` bytes.
 
     One with few parts may be longer: it is little work, and the state of a sequence is as long as it is.
     """
-    if given and len(memoryview(given)) > most and bytes(given).count(b",") < _FEW_PARTS:
-        most = len(memoryview(given))
-    return _part(_PARAMETERS, given, at, most) if given else {}
+    if raw and len(memoryview(raw)) > most and bytes(raw).count(b",") < _FEW_PARTS:
+        most = len(memoryview(raw))
+    return _part(_PARAMETERS, raw, at, most) if raw else {}
 
 
-def _part(decoder: msgspec.json.Decoder[Any], given: msgspec.Raw, at: str, most: int) -> Any:
-    if len(memoryview(given)) > most:
-        raise invalid(f"the JSON at `${at}` has {len(memoryview(given))} bytes; at most {most} are taken")
-    return decode_json(decoder, given, at)
+def _part(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw, at: str, most: int) -> Any:
+    if len(memoryview(raw)) > most:
+        raise invalid(f"the JSON at `${at}` has {len(memoryview(raw))} bytes; at most {most} are taken")
+    return decode_json(decoder, raw, at)
 
 
 def read_infer(body: bytes, header_length: str | None, signature: Signature, limits: Limits) -> Pieces[InferRequest]:
@@ -118,15 +118,15 @@ def read_infer(body: bytes, header_length: str | None, signature: Signature, lim
     head: _Body = decode_json(_BODY, view[:length])
     if length > PIECE_BYTES:
         yield
-    given = items_of(decode_json(_inputs_decoder(limits.max_tensors), head.inputs, ".inputs"))
-    if len(given) > limits.max_tensors:
+    entries = items_of(decode_json(_inputs_decoder(limits.max_tensors), head.inputs, ".inputs"))
+    if len(entries) > limits.max_tensors:
         raise invalid(f"more than {limits.max_tensors} inputs are not taken")
-    check_once([one.name for one in given])
+    check_once([one.name for one in entries])
     outputs = tuple(map(_wanted, _part(_OUTPUTS, head.outputs, ".outputs", _MAX_BYTES) if head.outputs else ()))
     parameters = read_parameters(head.parameters)
     raw = view[length:]
     inputs: list[Tensor] = []
-    for number, one in enumerate(given):
+    for number, one in enumerate(entries):
         if number and length > PIECE_BYTES:
             yield
         check = partial(signature.check_input, one.name, one.datatype, limits=limits)
@@ -147,24 +147,24 @@ def _parsed_length(header_length: str, size: int) -> int:
 
 
 def _read_input(
-    given: _Input, raw: memoryview, at: str, check: Callable[[Sequence[int]], Any]
+    entry: _Input, raw: memoryview, at: str, check: Callable[[Sequence[int]], Any]
 ) -> Pieces[tuple[Tensor, memoryview]]:
     """Read an input; return it and the rest of the binary data."""
-    parameters = read_parameters(given.parameters, f"{at}.parameters", _MAX_INPUT_BYTES)
-    refuse_unsupported(given.name, parameters)
+    parameters = read_parameters(entry.parameters, f"{at}.parameters", _MAX_INPUT_BYTES)
+    refuse_unsupported(entry.name, parameters)
     size = parameters.get("binary_data_size")
-    shape = items_of(_part(SHAPE, given.shape, f"{at}.shape", _MAX_INPUT_BYTES))
-    num_elements(given.name, given.datatype, shape)  # its error comes before all others
+    shape = items_of(_part(SHAPE, entry.shape, f"{at}.shape", _MAX_INPUT_BYTES))
+    num_elements(entry.name, entry.datatype, shape)  # its error comes before all others
     check(shape)
     if size is None:
-        if not given.data:
-            raise invalid(f"tensor {given.name!r} has neither data nor binary_data_size")
-        return (yield from read_json(given.name, given.datatype, shape, bytes(given.data), check)), raw
-    if given.data:
-        raise invalid(f"tensor {given.name!r} has both data and binary_data_size; send one of them")
+        if not entry.data:
+            raise invalid(f"tensor {entry.name!r} has neither data nor binary_data_size")
+        return (yield from read_json(entry.name, entry.datatype, shape, bytes(entry.data), check)), raw
+    if entry.data:
+        raise invalid(f"tensor {entry.name!r} has both data and binary_data_size; send one of them")
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(raw):
-        raise invalid(f"tensor {given.name!r}: binary_data_size is {size!r}, but {len(raw)} bytes follow")
-    return from_raw(given.name, given.datatype, shape, raw[:size]), raw[size:]
+        raise invalid(f"tensor {entry.name!r}: binary_data_size is {size!r}, but {len(raw)} bytes follow")
+    return from_raw(entry.name, entry.datatype, shape, raw[:size]), raw[size:]
 
 
 def _wanted(output: _Output) -> WantedOutput:

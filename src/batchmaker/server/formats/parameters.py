@@ -78,12 +78,12 @@ def call_options(parameters: Mapping[str, Parameter]) -> CallOptions:
     """
     if not parameters:
         return _DEFAULT
-    given = [
+    deadlines_ms = [
         milliseconds
         for name, unit_ms in (("timeout", 1e-3), ("deadline_ms", 1.0))
         if (milliseconds := _milliseconds(name, parameters.get(name), unit_ms)) is not None
     ]
-    return CallOptions(min(given, default=None), _priority(parameters.get("priority")), _chunk(parameters))
+    return CallOptions(min(deadlines_ms, default=None), _priority(parameters.get("priority")), _chunk(parameters))
 
 
 def named_sequence(parameters: Mapping[str, Parameter]) -> SequenceName | None:

@@ -81,8 +81,8 @@ class Resampler:
     def rest(self) -> NDArray[np.float32]:
         """No sound comes any more: return what is left. Together as long as the sound, rounded up to a sample."""
         window, down, up = len(self._filter.weights), self._filter.down, self._filter.up
-        left = -(-self._num_in * up // down) - self._num_out
-        return self._made(np.zeros(window + down, np.float32))[:left]
+        missing = -(-self._num_in * up // down) - self._num_out
+        return self._made(np.zeros(window + down, np.float32))[:missing]
 
     def _made(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         weights, _, down, _ = self._filter

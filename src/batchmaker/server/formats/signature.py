@@ -109,21 +109,21 @@ class Signature:
 
     def to_request(self, tensors: Sequence[Tensor], limits: Limits) -> Any:
         """Return the client's input, before any `encode`. INVALID unless the tensors fit."""
-        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         check_once([tensor.name for tensor in tensors])
         for tensor in tensors:
             spec = self.check_input(tensor.name, tensor.datatype, tensor.shape, limits)
             if self._is_pcm(spec, tensor.datatype) and self.audio is not None:
                 tensor = Tensor(tensor.name, "FP32", self.audio.of_steps(tensor.data))
-            given[tensor.name] = _input_value(spec, tensor)
-        missing = [spec.name for spec in self.inputs if not spec.optional and spec.name not in given]
+            values[tensor.name] = _input_value(spec, tensor)
+        missing = [spec.name for spec in self.inputs if not spec.optional and spec.name not in values]
         if missing:
             raise invalid(f"input {missing[0]!r} is missing; the inputs are {_listed(self.inputs)}")
         if self.request == "value":
-            return given[self.inputs[0].name]
-        return given[self.alone] if self.alone is not None and set(given) == {self.alone} else given
+            return values[self.inputs[0].name]
+        return values[self.alone] if self.alone is not None and set(values) == {self.alone} else values
 
-    def given(self, spec: TensorSpec) -> Callable[[Any], Any]:
+    def input_maker(self, spec: TensorSpec) -> Callable[[Any], Any]:
         """Return what makes the client's input of the value of this input, if no other is given; see to_request."""
         if self.request == "value" or self.alone == spec.name:
             return lambda value: value
@@ -163,13 +163,13 @@ class Signature:
 
         So an answer has each output once at most: nobody gets more of it by asking again in one request.
         """
-        left = {spec.name: True for spec in self.outputs}
+        unnamed = {spec.name: True for spec in self.outputs}
         for output in wanted:
-            if output.name not in left:
+            if output.name not in unnamed:
                 raise invalid(f"unknown output {output.name[:64]!r}; the outputs are {_listed(self.outputs)}")
-            if not left[output.name]:
+            if not unnamed[output.name]:
                 raise invalid(f"output {output.name!r} is named twice; name each once")
-            left[output.name] = False
+            unnamed[output.name] = False
 
     def to_outputs(self, result: Any, wanted: Sequence[WantedOutput] = ()) -> tuple[Tensor, ...]:
         """Return a result as tensors: all, or the wanted ones in their order."""

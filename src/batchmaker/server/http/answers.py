@@ -11,7 +11,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from batchmaker.server.access.request_body import unless_gone
+from batchmaker.server.access.departure import unless_gone
 from batchmaker.server.faults import STATUS, FaultKind, ServiceError
 from batchmaker.server.formats.openai_errors import OPENAI, openai_error
 

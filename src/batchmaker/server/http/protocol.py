@@ -10,7 +10,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from batchmaker.server.access.auth import FRONT, KeyRing
 from batchmaker.server.access.connections import Connections
-from batchmaker.server.access.request_body import DEPARTURE, WHOLE, BodyBudget, Departure
+from batchmaker.server.access.departure import DEPARTURE, Departure
+from batchmaker.server.access.request_body import WHOLE, BodyBudget
 from batchmaker.server.faults import ServiceError
 from batchmaker.server.http.gate import key_in
 from batchmaker.server.http.joined_writes import JoinedWrites

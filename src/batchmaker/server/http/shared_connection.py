@@ -16,7 +16,8 @@ from urllib.parse import unquote
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
-from batchmaker.server.access.request_body import DEPARTURE, WHOLE, Departure
+from batchmaker.server.access.departure import DEPARTURE, Departure
+from batchmaker.server.access.request_body import WHOLE
 from batchmaker.server.http.joined_writes import JoinedWrites
 
 PROTOCOL: Final = b"batchmaker-calls"
@@ -199,13 +200,13 @@ class SharedConnection(asyncio.Protocol):
 
 def _receive(body: bytes) -> Callable[[], Any]:
     """Return what gives the application the body; asked for more, it waits for ever."""
-    given = False
+    was_received = False
 
     async def receive() -> Message:
-        nonlocal given
-        if given:
+        nonlocal was_received
+        if was_received:
             await asyncio.get_running_loop().create_future()
-        given = True
+        was_received = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return receive

@@ -126,8 +126,8 @@ def live_view(
         now_s=now_s,
         cells=[CellTold(name, c.steps, c.rows, c.padded, c.busy_s) for name, c in cells.items()],
         steps=_sampled(steps, tick_s, {name: place for place, name in enumerate(cells)}),
-        seconds=[_told(stretch) for stretch in recent if stretch.second >= from_second],
-        summary=_told(together((s for s in recent if s.second >= second - SUMMARY_S), second - SUMMARY_S)),
+        seconds=[_in_numbers(stretch) for stretch in recent if stretch.second >= from_second],
+        summary=_in_numbers(together((s for s in recent if s.second >= second - SUMMARY_S), second - SUMMARY_S)),
     )
 
 
@@ -142,7 +142,7 @@ def _sampled(steps: Sequence[StepSeen], tick_s: float, places: Mapping[str, int]
     return found
 
 
-def _told(stretch: Stretch) -> Told:
+def _in_numbers(stretch: Stretch) -> Told:
     latency = stretch.latency
     answered = latency.num_samples
     p50_ms, p90_ms, p99_ms = (

@@ -57,7 +57,7 @@ class LogQueue(QueueHandler):
         super().__init__(Queue(max_lines))
         self.setFormatter(JsonFormatter())
         self.num_dropped = 0
-        self._num_told = 0
+        self._num_reported = 0
         self._listener = QueueListener(self.queue, _LogWriter(stream))
         self._listener.start()
 
@@ -67,9 +67,9 @@ class LogQueue(QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
         """Add a line. Called with the handler's lock held."""
         try:
-            if self.num_dropped > self._num_told:
-                self.queue.put_nowait(self.prepare(_dropped(self.num_dropped - self._num_told)))
-                self._num_told = self.num_dropped
+            if self.num_dropped > self._num_reported:
+                self.queue.put_nowait(self.prepare(_dropped(self.num_dropped - self._num_reported)))
+                self._num_reported = self.num_dropped
             self.queue.put_nowait(record)
         except Full:
             self.num_dropped += 1
@@ -107,17 +107,17 @@ class _StandardError:
     """Standard error without Python's buffer, because the end of the process would wait for its lock."""
 
     def write(self, text: str) -> None:
-        left = text.encode("utf-8", "backslashreplace")
-        while left:
-            left = left[os.write(sys.stderr.fileno(), left) :]
+        rest = text.encode("utf-8", "backslashreplace")
+        while rest:
+            rest = rest[os.write(sys.stderr.fileno(), rest) :]
 
     def flush(self) -> None:
         """Nothing is buffered."""
 
 
 def _dropped(count: int) -> logging.LogRecord:
-    said = {"name": "batchmaker.server", "levelno": logging.WARNING, "levelname": "WARNING", "lines": count}
-    return logging.makeLogRecord({**said, "msg": "lines of this log were dropped: they are not read fast enough"})
+    fields = {"name": "batchmaker.server", "levelno": logging.WARNING, "levelname": "WARNING", "lines": count}
+    return logging.makeLogRecord({**fields, "msg": "lines of this log were dropped: they are not read fast enough"})
 
 
 def configure(level: Level) -> LogQueue:

@@ -39,8 +39,8 @@ class Stretch:
     def add(self, ticket: Ticket, error: BaseException | None) -> None:
         """Count one answer."""
         if ticket.deadline_s is not None:
-            given_ms = 1e3 * (ticket.deadline_s - ticket.arrived_s)
-            self.deadline_ms = given_ms if self.deadline_ms is None else min(self.deadline_ms, given_ms)
+            deadline_ms = 1e3 * (ticket.deadline_s - ticket.arrived_s)
+            self.deadline_ms = deadline_ms if self.deadline_ms is None else min(self.deadline_ms, deadline_ms)
         if error is None:
             self.latency.add(ticket.latency_s or 0.0)
             self.queue_s += ticket.queue_s or 0.0
@@ -62,8 +62,8 @@ class Stretch:
         self.failed += other.failed
         self.missed += other.missed
         self.queue_s += other.queue_s
-        given = [limit for limit in (self.deadline_ms, other.deadline_ms) if limit is not None]
-        self.deadline_ms = min(given, default=None)
+        deadlines_ms = [limit for limit in (self.deadline_ms, other.deadline_ms) if limit is not None]
+        self.deadline_ms = min(deadlines_ms, default=None)
         self.in_flight = max(self.in_flight, other.in_flight)
         self.steps += other.steps
         self.rows += other.rows

@@ -80,8 +80,8 @@ class RpcCall:
     @property
     def remaining_s(self) -> float | None:
         """Seconds until the client's deadline, None without one."""
-        left: float | None = self._context.time_remaining()
-        return left
+        seconds: float | None = self._context.time_remaining()
+        return seconds
 
     @property
     def is_stream(self) -> bool:

@@ -140,9 +140,9 @@ class InferStream:
             await self._send_fault(asked, fault)
         finally:
             answered.set()
-            self._left(held)
+            self._release(held)
 
-    def _left(self, held: HeldBytes) -> None:
+    def _release(self, held: HeldBytes) -> None:
         """Note that a request has been answered."""
         self._held -= held.size
         held.release()

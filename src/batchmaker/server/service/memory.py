@@ -29,14 +29,14 @@ async def free_memory(ended: Iterable[weakref.ref[Any]]) -> None:
     models. Race: the thread that loaded or stopped a model may keep it for a moment after the event loop has got the
     result; then the first pass finds it in use, and another one follows.
     """
-    left = list(ended)
+    still_used = list(ended)
     for _ in range(_PASSES):
         await asyncio.to_thread(_free)
-        left = [one for one in left if one() is not None]
-        if not left:
+        still_used = [one for one in still_used if one() is not None]
+        if not still_used:
             return
         await asyncio.sleep(_PAUSE_S)
-    _LOG.warning("an ended model is still in use, and so is its memory", extra={"models": len(left)})
+    _LOG.warning("an ended model is still in use, and so is its memory", extra={"models": len(still_used)})
 
 
 def _free() -> None:

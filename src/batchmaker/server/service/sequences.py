@@ -135,14 +135,17 @@ class ConnectedSequence:
 
 @final
 class _Held:
-    """A sequence with a name. disputed: a second client has tried to begin one of that name. told: its end was."""
+    """A sequence with a name. disputed: a second client has tried to begin one of that name.
 
-    __slots__ = ("disputed", "sequence", "told")
+    end_is_known: its client has heard that it has ended.
+    """
+
+    __slots__ = ("disputed", "end_is_known", "sequence")
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
         self.disputed = False
-        self.told = False
+        self.end_is_known = False
 
 
 @final
@@ -303,7 +306,7 @@ class OpenSequences:
 
     def _forget(self, key: _Key, held: _Held) -> None:
         """A sequence has ended, or will with its last answer, and its client knows that."""
-        held.told = True
+        held.end_is_known = True
         if self._named.get(key) is held:
             del self._named[key]
 
@@ -321,7 +324,7 @@ class OpenSequences:
 
     def _not_open(self, name: SequenceName, known: _Held | None) -> ServiceError:
         if known is not None:
-            known.told = True
+            known.end_is_known = True
         return invalid(
             f"sequence {name!r} is not open: it was not begun, or it has ended, or nothing came for "
             f"{self._limits.sequence_idle_seconds:g} seconds. Send sequence_start with its first request"
@@ -339,7 +342,7 @@ class OpenSequences:
 
 def _may_go_on(held: _Held, known: _Held | None) -> bool:
     """Whether a connection goes on with an open sequence. known: that of the same name that it used last."""
-    return known is held or (not held.disputed and (known is None or known.told))
+    return known is held or (not held.disputed and (known is None or known.end_is_known))
 
 
 def _begin_anew(name: SequenceName) -> str:

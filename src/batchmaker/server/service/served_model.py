@@ -295,12 +295,12 @@ class ServedModel:
         except ServiceError as fault:
             raise self.sequences.refused(request.parameters, sender, fault) from fault.__cause__
 
-    def _encoded(self, given: Any) -> Any:
+    def _encoded(self, value: Any) -> Any:
         """Return the argument of the model's `unfold`. ServiceError if its `encode` raises."""
         if self.signature.encode is None:
-            return given
+            return value
         try:
-            return self.signature.encode(given)
+            return self.signature.encode(value)
         except BatchmakerError as error:
             raise self.fault_of(error) from error
         except Exception as error:
@@ -311,9 +311,9 @@ class ServedModel:
     def _outputs(self, result: Any, request: InferRequest) -> tuple[Tensor, ...]:
         """Return the requested outputs. ValueError if the model's `decode` raises."""
         if self.signature.decode is not None:
-            given = self.signature.to_request(request.inputs, self._limits) if request.inputs else None
+            client_input = self.signature.to_request(request.inputs, self._limits) if request.inputs else None
             try:
-                result = self.signature.decode(result, given)
+                result = self.signature.decode(result, client_input)
             except Exception as error:
                 raise ValueError(f"decode raised {said_by(error)}") from error
         return self.signature.to_outputs(result, request.outputs)

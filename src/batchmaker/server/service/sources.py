@@ -142,17 +142,17 @@ def parse_source(text: str, options: Mapping[str, Any] | None = None, name: str 
     network, _, listed = text.partition(":")
     zoo = _zoo()
     if network in zoo.MODELS:
-        given = {**_options(text, listed), **(options or {})}
+        settings = {**_options(text, listed), **(options or {})}
         known = zoo.option_names(network)
-        for option in given:
+        for option in settings:
             if option not in known:
                 raise unknown_name(f"option of model {network!r}", option, known)
-        return BuiltIn(_checked(name or network), network, given)
+        return BuiltIn(_checked(name or network), network, settings)
     if network.endswith(".py"):
         if not Path(network).is_file():
             raise OptionError(f"{network}: there is no such file")
-        given = {**_options(text, listed), **(options or {})}
-        return ModelFile(_checked(name or Path(network).stem), Path(network), given)
+        settings = {**_options(text, listed), **(options or {})}
+        return ModelFile(_checked(name or Path(network).stem), Path(network), settings)
     path = Path(text)
     if not path.is_dir():
         raise unknown_name("model (and no directory of saved ones, and no .py file)", text, zoo.MODELS)
@@ -176,13 +176,13 @@ def _checked(name: str) -> str:
 
 
 def _options(text: str, listed: str) -> dict[str, Any]:
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for part in filter(None, listed.split(",")):
         option, equals, value = part.partition("=")
         if not equals:
             raise OptionError(f"{text}: got {part!r}, expected OPTION=VALUE, as in lstm:hidden=256,layers=2")
-        given[option.strip().replace("-", "_")] = _value(value.strip())
-    return given
+        options[option.strip().replace("-", "_")] = _value(value.strip())
+    return options
 
 
 def _value(text: str) -> Any:

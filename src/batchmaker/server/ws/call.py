@@ -44,7 +44,7 @@ class SocketCall:
         self._site = site
         client = scope.get("client")
         self.protocol = SocketProtocol(site, transport, client[0] if client else "", self, on_lost)
-        self._given = scope
+        self._http_scope = scope
         self._accepted: Headers | None = None
         self._refusal: tuple[int, RawHeaders] | None = None
         self._body = b""
@@ -56,7 +56,7 @@ class SocketCall:
 
     def begin(self, method: str, target: bytes) -> None:
         """Answer the request, in a task. target: path and query, as sent."""
-        headers: RawHeaders = self._given["headers"]
+        headers: RawHeaders = self._http_scope["headers"]
         answer = _answer(method, target, headers)
         if isinstance(answer, bytes):
             self.protocol.answer_handshake(answer, opened=False)
@@ -80,26 +80,26 @@ class SocketCall:
 
     def _scope(self, target: bytes) -> Scope:
         raw_path, _, query = target.partition(b"?")
-        given = self._given
+        http = self._http_scope
         path = unquote(raw_path.decode("ascii", "replace"))
         subprotocols = [
             token.strip()
-            for name, value in given["headers"]
+            for name, value in http["headers"]
             if name == b"sec-websocket-protocol"
             for token in value.decode("latin-1").split(",")
         ]
         return {
             "type": "websocket",
-            "asgi": given["asgi"],
+            "asgi": http["asgi"],
             "http_version": "1.1",
-            "scheme": "wss" if given["scheme"] == "https" else "ws",
-            "server": given["server"],
-            "client": given["client"],
-            "root_path": given["root_path"],
-            "path": given["root_path"] + path,
-            "raw_path": given["root_path"].encode("ascii") + raw_path,
+            "scheme": "wss" if http["scheme"] == "https" else "ws",
+            "server": http["server"],
+            "client": http["client"],
+            "root_path": http["root_path"],
+            "path": http["root_path"] + path,
+            "raw_path": http["root_path"].encode("ascii") + raw_path,
             "query_string": query,
-            "headers": given["headers"],
+            "headers": http["headers"],
             "subprotocols": subprotocols,
             "state": {},
             "extensions": {"websocket.http.response": {}, SOCKET: self.protocol},

@@ -87,9 +87,9 @@ class SequencesSocket:
     """
 
     __slots__ = (
-        "_at", "_binary", "_ended", "_form", "_frame", "_lanes", "_message", "_opening", "_over", "_quiet",
-        "_quiet_since_s", "_room", "_sender", "_served", "_site", "_socket", "_states", "_states_id", "_stopping",
-        "_turn_waits",
+        "_at", "_binary", "_ended_sequences", "_form", "_frame", "_has_ended", "_lanes", "_message", "_opening",
+        "_quiet", "_quiet_since_s", "_room", "_sender", "_served", "_site", "_socket", "_states", "_states_id",
+        "_stopping", "_turn_waits",
     )  # fmt: skip
 
     def __init__(
@@ -111,7 +111,7 @@ class SequencesSocket:
         self._sender = sender
         self._room = ChunkRoom(site, key, sender.client)
         self._lanes: dict[int, Lane] = {}
-        self._ended: dict[int, None] = {}  # sequences that failed, of which more may be on its way
+        self._ended_sequences: dict[int, None] = {}  # sequences that failed, of which more may be on its way
         self._message: memoryview | None = None  # the frames that have not been looked at are in here
         self._at = 0
         self._frame: SequenceFrame | None = None  # what has come, and for which there is no room yet
@@ -120,7 +120,7 @@ class SequencesSocket:
         self._states_id = ""
         self._turn_waits = False
         self._stopping = False
-        self._over = False
+        self._has_ended = False
         self._quiet: dict[Lane, float] = {}  # since when nothing has come; the longest idle one first
         self._quiet_since_s = get_running_loop().time()
         served.connected.add(self.stop)
@@ -167,7 +167,7 @@ class SequencesSocket:
     def _work(self) -> None:
         """Handle frames, up to some, or up to one for which there is no room."""
         for _ in range(_TOGETHER):
-            if self._over or self._turn_waits or not self._socket.writable:
+            if self._has_ended or self._turn_waits or not self._socket.writable:
                 return
             frame = self._frame
             if frame is None:
@@ -201,7 +201,7 @@ class SequencesSocket:
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._over:
+        if self._has_ended:
             return
         try:
             self._work()
@@ -215,7 +215,7 @@ class SequencesSocket:
         """Handle a frame. False if it has to wait for room."""
         self._frame = None
         lane = self._lanes.get(frame.number)
-        has_failed = frame.number in self._ended if lane is None else lane.has_failed
+        has_failed = frame.number in self._ended_sequences if lane is None else lane.has_failed
         if has_failed and not frame.flags & BEGIN:
             return True  # sent before its client knew
         size = len(frame.content)
@@ -266,7 +266,7 @@ class SequencesSocket:
         self._site.service.check_open()
         state = bytes(frame.content) if frame.kind == STATE and not isinstance(frame.content, str) else None
         sequence = self._served.connect(self._sender, self._form.priority, MANY_SEQUENCES, state)
-        self._ended.pop(frame.number, None)
+        self._ended_sequences.pop(frame.number, None)
         lane = self._lanes[frame.number] = Lane(self._served, sequence, self._form, self._room.held, self, frame.number)
         return lane
 
@@ -310,9 +310,9 @@ class SequencesSocket:
         self._socket.write(framed(_frame(number, answer) if self._binary else _text(number, answer)))
 
     def _note_ended(self, number: int) -> None:
-        self._ended[number] = None
-        if len(self._ended) > _MOST_ENDED:
-            del self._ended[next(iter(self._ended))]
+        self._ended_sequences[number] = None
+        if len(self._ended_sequences) > _MOST_ENDED:
+            del self._ended_sequences[next(iter(self._ended_sequences))]
 
     # --- all sequences together, for another connection ----------------------------------------------------------
 
@@ -327,7 +327,7 @@ class SequencesSocket:
             self._answer(list(self._lanes.values()))
         elif text.open is None or text != TextFrame(open=text.open):
             self._close(Closing(_MALFORMED, "a text message is no frame: it has no sequence"))
-        elif self._lanes or self._ended:
+        elif self._lanes or self._ended_sequences:
             self._close(Closing(_MALFORMED, "'open' must come before all sequences"))
         else:
             self._opening = True
@@ -351,14 +351,14 @@ class SequencesSocket:
     def _tell_states(self) -> None:
         """Answer with the states of all sequences, once there are all."""
         states = self._states
-        if states is None or len(states) < len(self._lanes) or self._over:
+        if states is None or len(states) < len(self._lanes) or self._has_ended:
             return
         self._states = None
         refused = [str(answer.data) for answer in states.values() if answer.kind is AnswerKind.FAULT]
         if refused:
             said = _with("id", self._states_id, refused[0])
         else:
-            frames = [written_frame(number, END, NOTHING, b"") for number in self._ended]
+            frames = [written_frame(number, END, NOTHING, b"") for number in self._ended_sequences]
             for number, answer in states.items():
                 assert isinstance(answer.data, bytes)
                 frames.append(written_frame(number, BEGIN, STATE, answer.data))
@@ -371,7 +371,7 @@ class SequencesSocket:
 
     def answered(self, lanes: Sized[Lane]) -> None:
         """Answer the chunks that have their results. See LaneOwner."""
-        if self._over:
+        if self._has_ended:
             return
         try:
             self._answer(lanes)
@@ -388,7 +388,7 @@ class SequencesSocket:
         self._go_on()
 
     def _answer(self, lanes: Sized[Lane]) -> None:
-        if self._over or not self._socket.writable:
+        if self._has_ended or not self._socket.writable:
             return
         now_s = get_running_loop().time()
         frames: list[bytes] = []
@@ -435,7 +435,7 @@ class SequencesSocket:
         idle_s = limit_s + AFTER_ENGINE_S
         if self._frame is not None and self._room.retry_s <= now_s and not self._turn_waits:
             self._go_on()
-        while self._quiet and not self._over:
+        while self._quiet and not self._has_ended:
             lane, since_s = next(iter(self._quiet.items()))
             if since_s + idle_s > now_s:
                 break
@@ -447,7 +447,7 @@ class SequencesSocket:
             self._quiet_since_s = now_s
         self._tell_states()
         self._end_if_done()
-        if self._over:
+        if self._has_ended:
             return None
         due_s = min(next(iter(self._quiet.values()), now_s), now_s) + idle_s
         if not self._lanes and self._frame is None:
@@ -463,7 +463,7 @@ class SequencesSocket:
         self._end_if_done()
 
     def _end_if_done(self) -> None:
-        if self._over:
+        if self._has_ended:
             return
         stopped = self._stopping and not any(lane.num_waiting for lane in self._lanes.values())
         drained = self._site.service.draining and not self._lanes
@@ -475,12 +475,12 @@ class SequencesSocket:
         self._finish()
 
     def _close(self, closing: Closing) -> None:
-        if not self._over:
+        if not self._has_ended:
             self._finish()
             self._socket.close(closing.code, closing.reason)
 
     def _finish(self) -> None:
-        self._over = True
+        self._has_ended = True
         self._message = self._frame = None
         self._served.connected.discard(self.stop)
         for lane in tuple(self._lanes.values()):

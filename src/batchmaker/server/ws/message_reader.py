@@ -85,18 +85,18 @@ class MessageReader:
         Raises WrongFrameError; nothing can be read after it.
         """
         data, at = self._data, self._at
-        left = len(data) - at
-        if left < 2:
-            return self._waits(2) if left else None
+        available = len(data) - at
+        if available < 2:
+            return self._waits(2) if available else None
         first, size = data[at], data[at + 1] - 0x80
         if size < 0:
             raise WrongFrameError(PROTOCOL_ERROR, "a frame of a client must be masked")
-        if left < _SHORT_HEAD:
+        if available < _SHORT_HEAD:
             return self._waits(_SHORT_HEAD)
         begin = at + _SHORT_HEAD
         if size >= _LENGTH_16:
             begin = at + (_MEDIUM_HEAD if size == _LENGTH_16 else _LONG_HEAD)
-            if left < begin - at:
+            if available < begin - at:
                 return self._waits(begin - at)
             size = int.from_bytes(data[at + 2 : begin - 4], "big")
         plain = self._joined is None and first in (_WHOLE_BINARY, _WHOLE_TEXT)

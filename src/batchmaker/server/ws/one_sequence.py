@@ -53,8 +53,8 @@ class ChunkSocket:
     """
 
     __slots__ = (
-        "_form", "_is_new", "_lane", "_over", "_quiet_since_s", "_room", "_sender", "_served", "_site", "_socket",
-        "_stopping", "_taken",
+        "_form", "_has_ended", "_is_new", "_lane", "_quiet_since_s", "_room", "_sender", "_served", "_site",
+        "_socket", "_stopping", "_taken",
     )  # fmt: skip
 
     def __init__(
@@ -79,7 +79,7 @@ class ChunkSocket:
         self._is_new = True  # nothing has come yet
         self._taken: bytes | str | None = None  # what has come, and for which there is no room yet
         self._stopping = False
-        self._over = False
+        self._has_ended = False
         self._quiet_since_s = get_running_loop().time()
         served.connected.add(self.stop)
 
@@ -129,8 +129,8 @@ class ChunkSocket:
         return True
 
     def _do(self, control: ControlMessage) -> None:
-        given = [name for name, value in msgspec.structs.asdict(control).items() if value is not None]
-        if len(given) != 1:
+        controls = [name for name, value in msgspec.structs.asdict(control).items() if value is not None]
+        if len(controls) != 1:
             raise invalid("a message asks for one of end, reset, state and open")
         if control.open is not None:
             if not self._is_new:
@@ -160,7 +160,7 @@ class ChunkSocket:
         self.answered(())
 
     def _answer(self) -> None:
-        if self._over or not self._socket.writable:
+        if self._has_ended or not self._socket.writable:
             return
         frames: list[bytes] = []
         last: LaneAnswer | None = None
@@ -180,7 +180,7 @@ class ChunkSocket:
         if self._taken is not None:  # there may be room now
             self.received(self._taken)
         self._end_if_stopped()
-        if not self._over:
+        if not self._has_ended:
             self._socket.go_on()
 
     # --- ends ----------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class ChunkSocket:
         self._end_if_stopped()
 
     def _end_if_stopped(self) -> None:
-        if self._stopping and not self._over and not self._lane.num_waiting and self._taken is None:
+        if self._stopping and not self._has_ended and not self._lane.num_waiting and self._taken is None:
             self._close(stopping(self._served))
 
     def lost(self, why: str, code: int) -> None:
@@ -217,12 +217,12 @@ class ChunkSocket:
         self._finish()
 
     def _close(self, closing: Closing) -> None:
-        if not self._over:
+        if not self._has_ended:
             self._finish()
             self._socket.close(closing.code, closing.reason)
 
     def _finish(self) -> None:
-        self._over = True
+        self._has_ended = True
         self._taken = None
         self._served.connected.discard(self.stop)
         self._lane.close(stopped=self._stopping)

@@ -64,15 +64,15 @@ class _Gone(Exception):  # noqa: N818 - the end of a connection is no error of a
 
 @final
 class _Item:
-    """One utterance: its sequence, and the text of it. over: nothing more is said of it."""
+    """One utterance: its sequence, and the text of it. has_ended: nothing more is said of it."""
 
-    __slots__ = ("name", "over", "sequence", "transcript")
+    __slots__ = ("has_ended", "name", "sequence", "transcript")
 
     def __init__(self, name: str, sequence: ConnectedSequence, transcript: Transcript) -> None:
         self.name = name
         self.sequence = sequence
         self.transcript = transcript
-        self.over = False
+        self.has_ended = False
 
 
 class _Heard(NamedTuple):
@@ -125,11 +125,11 @@ class RealtimeSession:
         self._last_item: str | None = None
         self._num_items = self._num_events = 0
         self._waiting: deque[tuple[_Heard | _Ended | _Said | None, HeldBytes | None]] = deque()
-        self._came, self._left = asyncio.Event(), asyncio.Event()
+        self._arrival, self._removal = asyncio.Event(), asyncio.Event()
         self._now_s = asyncio.get_running_loop().time
         self._quiet_since_s = self._now_s()
         self._key_counts = False  # the first event's key was checked when the connection was made
-        self._stopping = self._over = False
+        self._stopping = self._has_read_all = False
         self._patience: asyncio.Timeout | None = None
         self._model = None if model is None else self._named(model)
         self._rate = 0 if self._model is None else self._model.transcriber.usual_rate
@@ -149,8 +149,8 @@ class RealtimeSession:
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(self._write_all(send))
                 farewell = await self._read_all(receive)
-                self._over = True
-                self._came.set()
+                self._has_read_all = True
+                self._arrival.set()
                 await writer
         except* _Gone:
             farewell = None
@@ -207,8 +207,8 @@ class RealtimeSession:
 
     async def _leaving(self) -> None:
         """Wait until something has been answered."""
-        self._left.clear()
-        await self._left.wait()
+        self._removal.clear()
+        await self._removal.wait()
 
     async def _take(self, message: Any) -> None:
         data: str | None = message.get("text")
@@ -247,7 +247,7 @@ class RealtimeSession:
                 item = self._item = self._begin_item(self._model)
             for chunk in item.transcript.chunks(sound, self._encoding, self._rate):
                 await self._room_ahead()
-                if item.over:  # its failure was said; the next sound begins another
+                if item.has_ended:  # its failure was said; the next sound begins another
                     break
                 self._hear(item, chunk)
         except BaseException:
@@ -353,16 +353,16 @@ class RealtimeSession:
 
     def _wait(self, what: _Heard | _Ended | _Said | None, held: HeldBytes | None = None) -> None:
         self._waiting.append((what, held))
-        self._came.set()
+        self._arrival.set()
 
     async def _write_all(self, send: Send) -> None:
         """Send events in order, until the end of reading."""
         while True:
             while not self._waiting:
-                if self._over:
+                if self._has_read_all:
                     return
-                self._came.clear()
-                await self._came.wait()
+                self._arrival.clear()
+                await self._arrival.wait()
             what, held = self._waiting[0]
             for event in await self._events(what):
                 await self._send(send, event)
@@ -370,12 +370,12 @@ class RealtimeSession:
             if held is not None:
                 held.release()
             self._quiet_since_s = self._now_s()
-            self._left.set()
+            self._removal.set()
 
     async def _events(self, what: _Heard | _Ended | _Said | None) -> list[dict[str, Any]]:
         if isinstance(what, _Said):
             return [what.event]
-        if what is None or what.item.over:
+        if what is None or what.item.has_ended:
             return []
         item = what.item
         try:
@@ -385,11 +385,11 @@ class RealtimeSession:
                 raise what.begun
             text = await item.transcript.written(what.begun)
         except ServiceError as fault:
-            if item.over:  # forgotten meanwhile
+            if item.has_ended:  # forgotten meanwhile
                 return []
             self._end(item)
             return [failed(item.name, fault)]
-        return [delta(item.name, text)] if text and not item.over else []
+        return [delta(item.name, text)] if text and not item.has_ended else []
 
     def _completed(self, item: _Item) -> list[dict[str, Any]]:
         text = item.transcript.ended()
@@ -399,7 +399,7 @@ class RealtimeSession:
 
     def _end(self, item: _Item) -> None:
         """Nothing more is said of an utterance: free its rows."""
-        item.over = True
+        item.has_ended = True
         item.sequence.close(stopped=self._stopping)
         self._items.discard(item)
         if self._item is item:

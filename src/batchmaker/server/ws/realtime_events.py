@@ -162,27 +162,27 @@ def read_change(event: UpdateSession | UpdateTranscriptionSession) -> SessionCha
     kind = decode_json(_SESSION_HEAD, event.session, ".session").type
     if kind != "transcription":
         raise invalid(f"a session of type {str(kind)[:32]!r} is not implemented; use type 'transcription'")
-    given: _GaSession = decode_json(_GA, event.session, ".session")
-    sound = given.audio.input
-    _refuse({"include": given.include, "audio.input.noise_reduction": sound.noise_reduction,
+    session: _GaSession = decode_json(_GA, event.session, ".session")
+    sound = session.audio.input
+    _refuse({"include": session.include, "audio.input.noise_reduction": sound.noise_reduction,
              "audio.input.turn_detection": sound.turn_detection})  # fmt: skip
     model, language = _transcription(sound.transcription, "audio.input.transcription")
     form, rate = (None, None) if sound.format is None else (sound.format.type, sound.format.rate)
     return SessionChange(model, language, form, rate, GA_FORMATS, False)
 
 
-def _transcription(given: _Transcription | UnsetType | None, at: str) -> tuple[str | None, str | None]:
-    if isinstance(given, UnsetType):
+def _transcription(transcription: _Transcription | UnsetType | None, at: str) -> tuple[str | None, str | None]:
+    if isinstance(transcription, UnsetType):
         return None, None
-    if given is None:
+    if transcription is None:
         raise invalid(f"session.{at} cannot be null: this is a transcription session")
-    _refuse({f"{at}.{name}": getattr(given, name) for name in ("prompt", "delay", "keywords", "languages")})
-    return given.model, given.language
+    _refuse({f"{at}.{name}": getattr(transcription, name) for name in ("prompt", "delay", "keywords", "languages")})
+    return transcription.model, transcription.language
 
 
-def _refuse(given: dict[str, Any]) -> None:
+def _refuse(fields: dict[str, Any]) -> None:
     """Raise INVALID for what asks for something that is not implemented."""
-    for name, value in given.items():
+    for name, value in fields.items():
         if value not in (None, "", []):
             why = "; commit when an utterance has ended" if name.endswith("turn_detection") else ""
             raise invalid(f"session.{name} is not implemented: leave it out{why}")

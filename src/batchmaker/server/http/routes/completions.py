@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from batchmaker.server.access.request_body import unless_gone
+from batchmaker.server.access.departure import unless_gone
 from batchmaker.server.access.sender import Sender, sender_of
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.formats.completions import (
@@ -166,12 +166,12 @@ async def _pieces(service: Service, job: _Job) -> AsyncGenerator[_Piece, None]:
 
     tasks = [asyncio.ensure_future(write(choice)) for choice in job.choices]
     try:
-        left = len(tasks)
-        while left:
+        num_unfinished = len(tasks)
+        while num_unfinished:
             piece = await found.get()
             if isinstance(piece, BaseException):
                 raise piece
-            left -= piece.finished is not None
+            num_unfinished -= piece.finished is not None
             yield piece
     finally:
         await _end(tasks)

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from batchmaker.server.access.request_body import HeldBytes, unless_gone
+from batchmaker.server.access.departure import unless_gone
+from batchmaker.server.access.request_body import HeldBytes
 from batchmaker.server.access.sender import Sender, sender_of
 from batchmaker.server.faults import ServiceError
 from batchmaker.server.formats.generate_body import read_generate, write_generate

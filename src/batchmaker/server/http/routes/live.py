@@ -76,10 +76,10 @@ def live_routes(site: Site, clock: Clock | None = None) -> list[Route]:
     return [Route("/", show), Route("/page", own), Route("/v2/live", live)]
 
 
-def _moment(given: str | None) -> float | None:
+def _moment(text: str | None) -> float | None:
     """Return the engine's time in `after`."""
     try:
-        after_s = None if given is None else float(given)
+        after_s = None if text is None else float(text)
     except ValueError:
         after_s = math.nan
     if after_s is not None and not 0 <= after_s < math.inf:

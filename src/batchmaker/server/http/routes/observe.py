@@ -34,9 +34,9 @@ def observe_routes(site: Site) -> list[Route]:
     return [Route("/metrics", metrics), Route("/v2/trace", trace)]
 
 
-def _seconds(given: str | None) -> float:
+def _seconds(text: str | None) -> float:
     try:
-        seconds = _DEFAULT_SECONDS if given is None else float(given)
+        seconds = _DEFAULT_SECONDS if text is None else float(text)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= _MAX_SECONDS:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from batchmaker.server.access.request_body import unless_gone
+from batchmaker.server.access.departure import unless_gone
 from batchmaker.server.access.sender import Sender, sender_of
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.formats.form_body import read_form
