@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import batchmaker as bm
-from batchmaker.server.derive import signature_of
+from batchmaker.server.formats.derived_signature import signature_of
+from batchmaker.server.formats.tensors import Tensor
+from batchmaker.server.formats.transcriptions import transcriber_of
+from batchmaker.server.formats.wav import read_wav
 from batchmaker.server.limits import Limits
-from batchmaker.server.tensors import Tensor
-from batchmaker.server.transcriptions import transcriber_of
-from batchmaker.server.wav import read_wav
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "transducer"
 

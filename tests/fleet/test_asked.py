@@ -10,7 +10,7 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2
 
 from batchmaker.fleet.asked import Asked, asked_of_generate, asked_of_infer, asked_of_message
-from batchmaker.server.parameters import ChunkOptions
+from batchmaker.server.formats.parameters import ChunkOptions
 from batchmaker.server.rpc.schema import decode
 
 

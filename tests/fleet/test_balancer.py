@@ -10,9 +10,9 @@ from batchmaker.clock import VirtualClock
 from batchmaker.errors import OptionError
 from batchmaker.fleet.asked import Asked
 from batchmaker.fleet.balancer import Balancer
+from batchmaker.server.access.sender import NOBODY, Sender
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.parameters import ChunkOptions
-from batchmaker.server.sender import NOBODY, Sender
+from batchmaker.server.formats.parameters import ChunkOptions
 
 
 def asked(elements=1, model="m", chunk=None):

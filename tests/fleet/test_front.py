@@ -17,8 +17,8 @@ from websockets.exceptions import ConnectionClosedError
 
 from batchmaker.fleet.upstream import Upstream
 from batchmaker.server.config import FleetConfig
+from batchmaker.server.http.shared_connection import MOST_BODY_BYTES
 from batchmaker.server.limits import Limits
-from batchmaker.server.shared_connection import MOST_BODY_BYTES
 
 
 @pytest.fixture

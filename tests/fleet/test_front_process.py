@@ -12,8 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from server_process import LIMIT_S, RunningServer, request_bytes
-from test_serve_grpc_secure import make_certificate
+from server_process import LIMIT_S, RunningServer, make_certificate, request_bytes
 
 HERE = Path(__file__).resolve().parent
 START = [sys.executable, str(HERE / "front_in_a_process.py"), "serve", "--replicas", "1"]

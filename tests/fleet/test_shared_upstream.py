@@ -13,8 +13,8 @@ from fleets_in_process import LIMIT_S, Cable, fleet_config
 
 from batchmaker.fleet.shared_upstream import SharedUpstream
 from batchmaker.fleet.upstream import NoAnswerError, Upstream, UpstreamAnswer
-from batchmaker.server.auth import FRONT
-from batchmaker.server.shared_connection import PROTOCOL
+from batchmaker.server.access.auth import FRONT
+from batchmaker.server.http.shared_connection import PROTOCOL
 from batchmaker.server.thread import ServerThread
 
 KEY, ANNS = "the key of the fleet itself", "a key for calls of Ann"

@@ -9,14 +9,14 @@ from typing import Any
 
 import yaml
 
-from batchmaker.server.auth import KeyRing
+from batchmaker.server.access.auth import KeyRing
+from batchmaker.server.access.connections import Connections
 from batchmaker.server.config import Config
-from batchmaker.server.connections import Connections
 from batchmaker.server.limits import Limits
-from batchmaker.server.metrics import Metrics, Sources
+from batchmaker.server.observe.metrics import Metrics
 from batchmaker.server.reload import Reload
-from batchmaker.server.repository import Repository
-from batchmaker.server.service import Service
+from batchmaker.server.service.repository import Repository
+from batchmaker.server.service.service import Service
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"
@@ -40,7 +40,7 @@ def exported() -> frozenset[str]:
     limits = Limits()
     repository = Repository([], limits)
     reload = Reload(Config(), Config, KeyRing({}), repository)
-    text = Metrics(Service(repository, limits), Sources(Connections(9, 9), None, reload)).text().decode()
+    text = Metrics(Service(repository, limits), Connections(9, 9), None, reload).text().decode()
     endings = {"histogram": ("_bucket", "_sum", "_count")}
     types = re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE)
     return frozenset(name + ending for name, kind in types for ending in endings.get(kind, ("",)))

@@ -153,3 +153,12 @@ def request_bytes(path: str, content: Any, *headers: str) -> bytes:
     body = json.dumps(content).encode()
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def make_certificate(folder: Path, name: str) -> None:
+    """Write cert.pem and key.pem of a new certificate."""
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
+        check=True, capture_output=True,
+    )  # fmt: skip

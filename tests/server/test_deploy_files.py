@@ -15,8 +15,9 @@ from deployed import DEPLOY, METRIC, REPOSITORY, RUNBOOK, documents, exported
 from typer.main import get_command
 
 from batchmaker.cli.main import app
-from batchmaker.server import listening, served_model
+from batchmaker.server import listening
 from batchmaker.server.config import read_config
+from batchmaker.server.service import served_model
 
 AFTER_THE_DRAIN_S = 2 * served_model._END_S + 2 * listening.LAST_WRITES_S
 UNIT = DEPLOY / "systemd" / "batchmaker.service"

@@ -16,8 +16,9 @@ import pytest
 from deployed import DEPLOY, documents
 from server_process import RunningServer
 
-from batchmaker.server import listening, served_model
+from batchmaker.server import listening
 from batchmaker.server.config import Config, read_config
+from batchmaker.server.service import served_model
 
 MANIFESTS = sorted(path.name for path in (DEPLOY / "kubernetes").glob("*.yaml"))
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")

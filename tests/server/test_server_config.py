@@ -12,7 +12,7 @@ import pytest
 from batchmaker.errors import OptionError
 from batchmaker.server.config import Config, read_config
 from batchmaker.server.limits import Limits
-from batchmaker.server.sources import BuiltIn
+from batchmaker.server.service.sources import BuiltIn
 
 WHOLE = """
 host = "0.0.0.0"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from batchmaker.server.auth import KeyRing
+from batchmaker.server.access.auth import KeyRing
 from batchmaker.server.config import AuthConfig, Config, LogConfig, TlsConfig
 from batchmaker.server.limits import Limits
 from batchmaker.server.reload import Reload, waiting_settings
-from batchmaker.server.repository import Repository
+from batchmaker.server.service.repository import Repository
 
 
 def test_what_is_not_taken_over_is_named():

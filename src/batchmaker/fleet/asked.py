@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from batchmaker.server.bodies import SHAPE, at_most, items_of, read_parameters
 from batchmaker.server.faults import ServiceError
+from batchmaker.server.formats.infer_body import SHAPE, at_most, items_of, read_parameters
+from batchmaker.server.formats.messages import Parameter
+from batchmaker.server.formats.parameters import ChunkOptions, call_options, named_sequence
+from batchmaker.server.formats.tensors import MAX_DIMENSIONS
 from batchmaker.server.limits import Limits
-from batchmaker.server.messages import Parameter
-from batchmaker.server.parameters import ChunkOptions, call_options, named_sequence
 from batchmaker.server.rpc.wire import parameters_of
-from batchmaker.server.tensors import MAX_DIMENSIONS
 
 _LETTERS: Final = 4
 """Letters of a text that count as one element, as many as make up a short word with its space."""

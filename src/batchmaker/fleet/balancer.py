@@ -15,11 +15,11 @@ from typing import Any, Final, Literal, NamedTuple, final
 from batchmaker.clock import Clock, RealClock
 from batchmaker.fleet.asked import Asked
 from batchmaker.fleet.routing import Router
+from batchmaker.server.access.sender import NOBODY, Sender
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
+from batchmaker.server.formats.messages import Parameter
+from batchmaker.server.formats.parameters import SequenceName
 from batchmaker.server.limits import Limits
-from batchmaker.server.messages import Parameter
-from batchmaker.server.parameters import SequenceName
-from batchmaker.server.sender import NOBODY, Sender
 
 State = Literal["open", "suspended", "draining", "lost"]
 """Of a replica: takes requests; does not at the moment; takes only chunks of its open sequences; has ended."""

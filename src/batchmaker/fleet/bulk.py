@@ -202,7 +202,7 @@ class BulkWorker:
 
     def __init__(self, plan: bytes) -> None:
         from batchmaker.engine.engine import Engine
-        from batchmaker.server.sources import parse_source
+        from batchmaker.server.service.sources import parse_source
 
         self._plan = msgspec.json.decode(plan, type=_Plan)
         if Path(self._plan.folder).is_dir():

@@ -22,15 +22,15 @@ from batchmaker.fleet.front_metrics import front_metrics
 from batchmaker.fleet.links import Link
 from batchmaker.fleet.sockets import relay_socket
 from batchmaker.fleet.upstream import Headers, NoAnswerError, UpstreamAnswer
-from batchmaker.server.answers import as_json
-from batchmaker.server.bodies import HEADER_LENGTH
+from batchmaker.server.access.departure import unless_gone
+from batchmaker.server.access.sender import HEADER as SENDER
+from batchmaker.server.access.sender import Sender, sender_of
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.parts import CallAccess, sender_of
-from batchmaker.server.request_body import unless_gone
-from batchmaker.server.request_ids import HEADER
-from batchmaker.server.sender import HEADER as SENDER
-from batchmaker.server.sender import Sender
-from batchmaker.server.shared_connection import MOST_BODY_BYTES
+from batchmaker.server.formats.infer_body import HEADER_LENGTH
+from batchmaker.server.http.answers import as_json
+from batchmaker.server.http.shared_connection import MOST_BODY_BYTES
+from batchmaker.server.observe.request_ids import HEADER
+from batchmaker.server.service.site import CallAccess
 
 _MODEL: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream|sequences?)")
 _OPENAI: Final = frozenset({"/v1/completions", "/v1/audio/transcriptions"})

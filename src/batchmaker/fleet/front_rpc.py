@@ -15,12 +15,12 @@ from batchmaker.fleet.balancer import Lease, Replica
 from batchmaker.fleet.front import Front, unsupported_load
 from batchmaker.fleet.links import Link
 from batchmaker.fleet.upstream import NoAnswerError
+from batchmaker.server.access.sender import HEADER as SENDER
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.request_ids import HEADER
+from batchmaker.server.observe.request_ids import HEADER
 from batchmaker.server.rpc.gate import CODE, Answer, RpcCall
 from batchmaker.server.rpc.schema import SERVICE, decode
 from batchmaker.server.rpc.wire import FINAL
-from batchmaker.server.sender import HEADER as SENDER
 
 _KINDS: Final = {code: kind for kind, code in CODE.items()}
 _UNREACHED: Final = "failed to connect"

@@ -13,10 +13,10 @@ from batchmaker.fleet.balancer import Balancer, NamedSequence, Replica
 from batchmaker.fleet.links import Link
 from batchmaker.fleet.sockets import Relay
 from batchmaker.fleet.upstream import NoAnswerError, NotDoneError
+from batchmaker.server.access.sender import HEADER as SENDER
 from batchmaker.server.faults import ServiceError
-from batchmaker.server.messages import Parameter
-from batchmaker.server.sender import HEADER as SENDER
-from batchmaker.server.shared_connection import MOST_BODY_BYTES
+from batchmaker.server.formats.messages import Parameter
+from batchmaker.server.http.shared_connection import MOST_BODY_BYTES
 
 _LOG = logging.getLogger("batchmaker.fleet")
 _AT_ONCE: Final = 16

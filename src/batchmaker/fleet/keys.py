@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable
 from typing import final
 
-from batchmaker.server.auth import FRONT
+from batchmaker.server.access.auth import FRONT
 
 
 @final

@@ -72,7 +72,7 @@ class ReplicaProcess:
     def __init__(self, content: bytes, keys: dict[str, str], folder: str) -> None:
         with contextlib.suppress(OSError):
             os.chdir(folder)
-        from batchmaker.server import logs
+        from batchmaker.server.observe import logs
         from batchmaker.server.thread import ServerThread
 
         ray = import_ray()

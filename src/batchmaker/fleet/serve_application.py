@@ -18,9 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from batchmaker.errors import OptionError
 from batchmaker.fleet.on_ray import connect, import_ray, launcher_for
 from batchmaker.fleet.server import FleetServer, check_fleet
-from batchmaker.server import logs
+from batchmaker.server.access.departure import DEPARTURE, Departure
+from batchmaker.server.access.request_body import WHOLE
 from batchmaker.server.config import Config, FleetConfig, ModelEntry, read_config
-from batchmaker.server.request_body import DEPARTURE, WHOLE, Departure
+from batchmaker.server.observe import logs
 
 _MORE_S: Final = 20.0
 """Seconds beside `drain_seconds` for Serve to wait for a front that ends."""

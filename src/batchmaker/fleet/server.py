@@ -26,28 +26,21 @@ from batchmaker.fleet.fleet import Fleet, Launcher
 from batchmaker.fleet.front import Front
 from batchmaker.fleet.keys import FleetKeys
 from batchmaker.fleet.scaling import ScalingRule
-from batchmaker.server import logs
-from batchmaker.server.auth import FRONT, KeyRing
+from batchmaker.server.access.auth import FRONT, KeyRing
+from batchmaker.server.access.connections import Connections
+from batchmaker.server.access.origins import Origins
+from batchmaker.server.access.request_body import BodyBudget
 from batchmaker.server.config import AuthConfig, Config, FleetConfig, TlsConfig, check_config
-from batchmaker.server.connections import Connections
-from batchmaker.server.gate import Gate
-from batchmaker.server.listening import (
-    LAST_ANSWERS_S,
-    LAST_WRITES_S,
-    LOOPBACK,
-    HttpListener,
-    address_of,
-    bind,
-    listening,
-)
-from batchmaker.server.origins import Origins
-from batchmaker.server.parts import CallAccess
-from batchmaker.server.protocol import limited_protocol
-from batchmaker.server.refusals import Refusals
+from batchmaker.server.http.gate import Gate
+from batchmaker.server.http.listener import HttpListener, http_listener
+from batchmaker.server.http.protocol import limited_protocol
+from batchmaker.server.http.refusals import Refusals
+from batchmaker.server.listening import LAST_ANSWERS_S, LAST_WRITES_S, LOOPBACK, address_of, bind
+from batchmaker.server.observe import logs
+from batchmaker.server.observe.spans import Spans
 from batchmaker.server.reload import use_certificate
-from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.run import connections_of
-from batchmaker.server.spans import Spans
+from batchmaker.server.service.site import CallAccess
 
 if TYPE_CHECKING:
     from batchmaker.server.rpc.server import RpcServer
@@ -147,7 +140,7 @@ class FleetServer:
         refusals = None if every_call_is_told else Refusals(self.balancer.room_of, access.answered, self._keys)
         connections = connections_of(config)
         protocol = limited_protocol(access.bodies, connections, refusals)
-        self.listener: HttpListener = listening(config, self.app, protocol)
+        self.listener: HttpListener = http_listener(config, self.app, protocol)
         self._rpc = None if config.grpc_port is None else _make_rpc(config, access, spans, connections, self.front)
         self._serving: asyncio.Task[None] | None = None
         self.addresses: list[str] = []

@@ -8,8 +8,16 @@ from itertools import count
 from typing import Any, Final, final
 
 from batchmaker.fleet.upstream import CONNECT_S, Headers, NoAnswerError, UpstreamAnswer
-from batchmaker.server.joined_writes import JoinedWrites
-from batchmaker.server.shared_connection import MOST_JOINED, PROTOCOL, Answered, Call, FrameReader, GiveUp, framed
+from batchmaker.server.http.joined_writes import JoinedWrites
+from batchmaker.server.http.shared_connection import (
+    MOST_JOINED,
+    PROTOCOL,
+    Answered,
+    Call,
+    FrameReader,
+    GiveUp,
+    framed,
+)
 
 _MOST_BYTES: Final = (1 << 32) - 1
 """What the length of a frame can say: answers are as large as the model makes them."""

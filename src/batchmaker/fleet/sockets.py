@@ -18,10 +18,9 @@ from websockets.typing import Subprotocol
 from batchmaker.fleet.balancer import Balancer, Replica
 from batchmaker.fleet.links import Link
 from batchmaker.fleet.upstream import NoAnswerError, NotDoneError
-from batchmaker.server.answers import STATUS
-from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.request_ids import HEADER
-from batchmaker.server.routes import chunks, realtime
+from batchmaker.server.faults import STATUS, FaultKind, ServiceError
+from batchmaker.server.http.routes import chunks, realtime
+from batchmaker.server.observe.request_ids import HEADER
 
 _CONNECT_S: Final = 10.0
 _STATE_S: Final = 60.0

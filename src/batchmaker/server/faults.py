@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import final
+from typing import Final, final
 
 from batchmaker.errors import (
     BatchmakerError,
@@ -41,6 +41,25 @@ class FaultKind(Enum):
     CANCELLED = "CANCELED"
     UNSUPPORTED = "UNSUPPORTED"
     INTERNAL = "BACKEND"
+
+
+STATUS: Final[dict[FaultKind, int]] = {
+    FaultKind.INVALID: 400,
+    FaultKind.UNAUTHENTICATED: 401,
+    FaultKind.FORBIDDEN: 403,
+    FaultKind.NOT_FOUND: 404,
+    FaultKind.TOO_SLOW: 408,
+    FaultKind.CONFLICT: 409,
+    FaultKind.TOO_LARGE: 413,
+    FaultKind.ENCODING: 415,
+    FaultKind.TOO_MANY: 429,
+    FaultKind.CANCELLED: 499,
+    FaultKind.INTERNAL: 500,
+    FaultKind.UNSUPPORTED: 501,
+    FaultKind.UNAVAILABLE: 503,
+    FaultKind.DEADLINE: 504,
+}
+"""The status of HTTP for each kind."""
 
 
 @final

@@ -12,11 +12,11 @@ from typing import Final, final
 import msgspec
 
 from batchmaker.errors import BatchmakerError
-from batchmaker.server import logs
-from batchmaker.server.auth import KeyRing
+from batchmaker.server.access.auth import KeyRing
 from batchmaker.server.config import Config, check_config
-from batchmaker.server.repository import Repository
-from batchmaker.server.systemd import tell_systemd
+from batchmaker.server.observe import logs
+from batchmaker.server.observe.systemd import tell_systemd
+from batchmaker.server.service.repository import Repository
 
 _LOG = logging.getLogger("batchmaker.server")
 

@@ -13,40 +13,33 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 import torch
 import uvloop
 
 from batchmaker.errors import OptionError
 from batchmaker.executor.processors import found_processors
-from batchmaker.server import logs
-from batchmaker.server.auth import KeyRing
+from batchmaker.server.access.auth import KeyRing
+from batchmaker.server.access.connections import Connections
+from batchmaker.server.access.origins import Origins
+from batchmaker.server.access.request_body import BodyBudget
 from batchmaker.server.config import Config, check_config
-from batchmaker.server.connections import Connections
-from batchmaker.server.freed import leave_models_alone
-from batchmaker.server.http import make_admin_app, make_app
-from batchmaker.server.listening import (
-    LAST_ANSWERS_S,
-    LAST_WRITES_S,
-    LOOPBACK,
-    HttpListener,
-    address_of,
-    bind,
-    listening,
-)
-from batchmaker.server.metrics import Metrics, Sources
-from batchmaker.server.origins import Origins
-from batchmaker.server.parts import Site
-from batchmaker.server.protocol import limited_protocol
-from batchmaker.server.refusals import Refusals
+from batchmaker.server.http.app import make_admin_app, make_app
+from batchmaker.server.http.listener import HttpListener, http_listener
+from batchmaker.server.http.protocol import limited_protocol
+from batchmaker.server.http.refusals import Refusals
+from batchmaker.server.listening import LAST_ANSWERS_S, LAST_WRITES_S, LOOPBACK, address_of, bind
+from batchmaker.server.observe import logs
+from batchmaker.server.observe.metrics import Metrics
+from batchmaker.server.observe.spans import Spans
+from batchmaker.server.observe.systemd import tell_systemd
 from batchmaker.server.reload import Reload
-from batchmaker.server.repository import Repository
-from batchmaker.server.request_body import BodyBudget
-from batchmaker.server.service import Service
-from batchmaker.server.spans import Spans
-from batchmaker.server.systemd import tell_systemd
-from batchmaker.server.turns import keep_turns
+from batchmaker.server.service.memory import leave_models_alone
+from batchmaker.server.service.repository import Repository
+from batchmaker.server.service.service import Service
+from batchmaker.server.service.site import Site
+from batchmaker.server.service.turns import keep_turns
 
 if TYPE_CHECKING:
     from batchmaker.server.rpc.server import RpcServer
@@ -59,6 +52,14 @@ _ADMIN_CONNECTIONS: Final = 64
 
 OnReady = Callable[[list[str], list[str]], None]
 """Called with the server's addresses and the names of its models when requests are taken."""
+
+
+class Sources(NamedTuple):
+    """What the server's own metrics are read from, besides its models; None where a server has no such part."""
+
+    connections: Connections
+    log: logs.LogQueue | None = None
+    reload: Reload | None = None
 
 
 def serve(config: Config, on_ready: OnReady, read: Callable[[], Config] | None = None) -> bool:
@@ -104,7 +105,7 @@ async def serve_on(
         _LOG.warning("anybody who reaches this address may call; set API keys", extra={"host": config.host})
     service = Service(repository, config.limits, nulls=config.json_nan == "null")
     origins = Origins(config.hosts, config.auth.origins, only_this_machine=only_this_machine)
-    metrics, bodies = Metrics(service, sources), BodyBudget(config.limits)
+    metrics, bodies = Metrics(service, *sources), BodyBudget(config.limits)
     site = Site(service, keys, origins, metrics, bodies, _page(config))
     spans = Spans(enabled=config.log.spans)
     listener, admin_listener = listeners
@@ -156,8 +157,8 @@ def set_threads(config: Config) -> None:
     """Have torch use the default number of threads outside engines too, and say the number and its reason."""
     found = found_processors()
     torch.set_num_threads(found.threads())
-    for said in sorted({found.explained(one.workers, one.threads) for one in config.models if one.device == "cpu"}):
-        _LOG.info(said)
+    for line in sorted({found.explained(one.workers, one.threads) for one in config.models if one.device == "cpu"}):
+        _LOG.info(line)
 
 
 def connections_of(config: Config) -> Connections:
@@ -187,13 +188,13 @@ def _make_server(config: Config, site: Site, spans: Spans, connections: Connecti
     app = make_app(site, spans, admin_apart=config.admin_port is not None, log_access=config.log.access)
     every_call_is_told = config.log.access or spans.enabled
     refusals = None if every_call_is_told else Refusals(site.service.repository.get, site.service.answered, site.keys)
-    return listening(config, app, limited_protocol(site.bodies, connections, refusals, site.keys))
+    return http_listener(config, app, limited_protocol(site.bodies, connections, refusals, site.keys))
 
 
 def _make_admin_server(config: Config, site: Site, spans: Spans) -> HttpListener:
     app = make_admin_app(site, spans, log_access=config.log.access)
     protocol = limited_protocol(site.bodies, Connections(_ADMIN_CONNECTIONS, _ADMIN_CONNECTIONS))
-    return listening(config, app, protocol)
+    return http_listener(config, app, protocol)
 
 
 def _end_now() -> None:

@@ -11,12 +11,11 @@ from typing import final
 import uvloop
 
 from batchmaker.errors import StoppedError
-from batchmaker.server.auth import KeyRing
+from batchmaker.server.access.auth import KeyRing
 from batchmaker.server.config import Config, check_config
 from batchmaker.server.listening import bind
-from batchmaker.server.metrics import Sources
-from batchmaker.server.repository import Repository
-from batchmaker.server.run import Stop, connections_of, serve_on
+from batchmaker.server.run import Sources, Stop, connections_of, serve_on
+from batchmaker.server.service.repository import Repository
 
 
 @final

@@ -14,9 +14,9 @@ import secrets
 from collections.abc import Callable
 from typing import Any, Final, cast, final
 
-from batchmaker.server.connections import Connections
+from batchmaker.server.access.connections import Connections
+from batchmaker.server.access.request_body import BodyBudget, HeldBytes
 from batchmaker.server.faults import ServiceError
-from batchmaker.server.request_body import BodyBudget, HeldBytes
 from batchmaker.server.rpc import frames
 from batchmaker.server.rpc.frames import FrameScanner, Piece
 
@@ -38,22 +38,14 @@ class RpcStream:
     """
 
     __slots__ = (
-        "_connection",
-        "_is_busy",
-        "_is_over",
-        "_on_over",
-        "_timer",
-        "client",
-        "connection",
-        "held",
-        "num_sent",
+        "_connection", "_has_ended", "_is_busy", "_on_end", "_timer", "client", "connection", "held", "num_sent",
         "refusal",
-    )
+    )  # fmt: skip
 
     def __init__(self, connection: RpcConnection, bodies: BodyBudget) -> None:
         self._connection = connection
-        self._is_busy = self._is_over = False
-        self._on_over: Callable[[], None] = lambda: None
+        self._is_busy = self._has_ended = False
+        self._on_end: Callable[[], None] = lambda: None
         self._timer: asyncio.TimerHandle | None = None
         self.num_sent = 0
         self.client, self.connection = connection.client, connection.name
@@ -84,15 +76,15 @@ class RpcStream:
             self._is_busy = busy
             self._connection.on_busy(1 if busy else -1)
 
-    def answered(self, within_s: float, on_over: Callable[[], None]) -> None:
-        """Have `on_over` called once the client has taken the answer, which the core holds until then.
+    def answered(self, within_s: float, on_end: Callable[[], None]) -> None:
+        """Have `on_end` called once the client has taken the answer, which the core holds until then.
 
         The connection is closed if the client takes nothing of it for `within_s`.
         """
-        if self._is_over:
-            on_over()
+        if self._has_ended:
+            on_end()
             return
-        self._on_over = on_over
+        self._on_end = on_end
         self._wait(within_s)
 
     def _wait(self, within_s: float) -> None:
@@ -104,14 +96,14 @@ class RpcStream:
         else:
             self._connection.close()
 
-    def over(self) -> None:
+    def release(self) -> None:
         """Give back what it holds."""
-        self._is_over = True
+        self._has_ended = True
         if self._timer is not None:
             self._timer.cancel()
         self.is_busy = False
         self.held.release()
-        self._on_over()
+        self._on_end()
 
 
 @final
@@ -156,7 +148,7 @@ class RpcConnection(asyncio.Protocol):
         self._disarm()
         self._connections.closed(self)
         for stream in self.streams.values():
-            stream.over()
+            stream.release()
         self.streams.clear()
         if self._dialling is not None:
             self._dialling.cancel()
@@ -208,11 +200,11 @@ class RpcConnection(asyncio.Protocol):
         if (stream := self.streams.get(number)) is not None:
             stream.num_sent += count
 
-    def stream_over(self, number: int) -> None:
+    def stream_ended(self, number: int) -> None:
         """Note that a call has ended."""
         stream = self.streams.pop(number, None)
         if stream is not None:
-            stream.over()
+            stream.release()
 
     def on_busy(self, change: int) -> None:
         """Count calls with work in progress: without one the connection is idle."""
@@ -267,7 +259,7 @@ class RpcConnection(asyncio.Protocol):
                 if piece.ends:
                     self._head_bytes = self._heading = 0
             elif piece.kind == frames.RST_STREAM and piece.ends:
-                self.stream_over(piece.stream)
+                self.stream_ended(piece.stream)
         if parts:
             parts.append(data[at:])
             data = b"".join(parts)
@@ -323,7 +315,7 @@ class CoreEnd(asyncio.Protocol):
                 piece.kind == frames.RST_STREAM
                 or (piece.kind in (frames.DATA, frames.HEADERS) and piece.flags & frames.END_STREAM)
             ):
-                self._connection.stream_over(piece.stream)
+                self._connection.stream_ended(piece.stream)
 
     def pause_writing(self) -> None:
         self._connection.pause_reading()

@@ -38,13 +38,13 @@ class FrameScanner:
 
     def __init__(self) -> None:
         self._rest = b""
-        self._left = 0  # bytes of the present frame that have not arrived
+        self._missing = 0  # bytes of the present frame that have not arrived
         self._kind = self._flags = self._stream = 0
 
     @property
     def is_between_frames(self) -> bool:
         """Whether another frame may be put in here."""
-        return not self._left and not self._rest
+        return not self._missing and not self._rest
 
     def read(self, data: bytes) -> tuple[bytes, list[Piece]]:
         """Return the data to pass on, and the pieces of frames that make it up."""
@@ -53,19 +53,19 @@ class FrameScanner:
         pieces: list[Piece] = []
         at, size = 0, len(data)
         while at < size:
-            begin, begins = at, not self._left
+            begin, begins = at, not self._missing
             if begins:
                 if size - at < _HEAD_BYTES:
                     self._rest, data = data[at:], data[:at]
                     break
-                self._left = int.from_bytes(data[at : at + 3], "big")
+                self._missing = int.from_bytes(data[at : at + 3], "big")
                 self._kind, self._flags = data[at + 3], data[at + 4]
                 self._stream = int.from_bytes(data[at + 5 : at + 9], "big") & _STREAM_BITS
                 at += _HEAD_BYTES
-            there = min(self._left, size - at)
-            self._left -= there
+            there = min(self._missing, size - at)
+            self._missing -= there
             at += there
-            pieces.append(Piece(self._kind, self._flags, self._stream, begin, at, begins, not self._left))
+            pieces.append(Piece(self._kind, self._flags, self._stream, begin, at, begins, not self._missing))
         return data, pieces
 
 

@@ -14,17 +14,16 @@ from typing import Any, Final, final
 import grpc
 from grpc import aio
 
-from batchmaker.server.answers import STATUS
-from batchmaker.server.connections import Connections
-from batchmaker.server.faults import FaultKind, ServiceError, fault_of
-from batchmaker.server.parts import CallAccess, forwarded_sender
-from batchmaker.server.request_body import HeldBytes
-from batchmaker.server.request_ids import HEADER, RequestIds
+from batchmaker.server.access.connections import Connections
+from batchmaker.server.access.request_body import HeldBytes
+from batchmaker.server.access.sender import HEADER as SENDER
+from batchmaker.server.access.sender import NOBODY, Sender, forwarded_sender
+from batchmaker.server.faults import STATUS, FaultKind, ServiceError, fault_of
+from batchmaker.server.observe.request_ids import HEADER, RequestIds
+from batchmaker.server.observe.spans import Spans
 from batchmaker.server.rpc.connection import STREAM, RpcStream
 from batchmaker.server.rpc.schema import decode
-from batchmaker.server.sender import HEADER as SENDER
-from batchmaker.server.sender import NOBODY, Sender
-from batchmaker.server.spans import Spans
+from batchmaker.server.service.site import CallAccess
 
 _LOG = logging.getLogger("batchmaker.server")
 
@@ -81,8 +80,8 @@ class RpcCall:
     @property
     def remaining_s(self) -> float | None:
         """Seconds until the client's deadline, None without one."""
-        left: float | None = self._context.time_remaining()
-        return left
+        seconds: float | None = self._context.time_remaining()
+        return seconds
 
     @property
     def is_stream(self) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, final
 
-from batchmaker.server.connections import Connections
+from batchmaker.server.access.connections import Connections
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
 from batchmaker.server.rpc.gate import RpcCall, RpcGate, RpcService
@@ -58,13 +58,13 @@ def health_methods(gate: RpcGate, ready: Callable[[], bool], limits: Limits) -> 
         data = await call.read(limits.body_seconds)
         asked = decode("WatchRequest", data or b"", _MESSAGES)
         call.idle()
-        told = None
+        last = None
         with seen:
             while True:
                 state = state_of(asked.service)
                 now, changed = _SERVICE_UNKNOWN if state is None else state, seen.changed
-                if now != told:
-                    told = now
+                if now != last:
+                    last = now
                     message = _MESSAGES["WatchResponse"](status=now)
                     await call.write(message.SerializeToString(), limits.write_seconds)
                 await call.wait(changed)
@@ -94,10 +94,10 @@ class _Seen:
             self._looking.cancel()
             self._looking = None
 
-    async def _look(self, told: bool) -> None:
+    async def _look(self, was_ready: bool) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            if self._ready() != told:
-                told = not told
+            if self._ready() != was_ready:
+                was_ready = not was_ready
                 self.changed.set_result(None)
                 self.changed = asyncio.get_running_loop().create_future()

@@ -12,11 +12,11 @@ import ssl
 from typing import Any, Final, final
 
 from batchmaker.errors import OptionError
+from batchmaker.server.access.connections import Connections
+from batchmaker.server.access.request_body import BodyBudget
 from batchmaker.server.config import Config
-from batchmaker.server.connections import Connections
 from batchmaker.server.listening import bind
 from batchmaker.server.reload import use_certificate
-from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.rpc import frames
 from batchmaker.server.rpc.connection import CoreEnd, RpcConnection, RpcStream
 

@@ -7,18 +7,18 @@ from contextlib import AbstractContextManager, aclosing
 from dataclasses import asdict
 from typing import Any, Final, final
 
-from batchmaker.server.descriptions import (
+from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.formats.messages import InferRequest
+from batchmaker.server.rpc.gate import Answer, RpcCall
+from batchmaker.server.rpc.wire import parameters_of, read_infer, write_infer
+from batchmaker.server.service.descriptions import (
     EXTENSIONS,
     model_config,
     model_metadata,
     model_statistics,
     server_metadata,
 )
-from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.messages import InferRequest
-from batchmaker.server.parts import Site
-from batchmaker.server.rpc.gate import Answer, RpcCall
-from batchmaker.server.rpc.wire import parameters_of, read_infer, write_infer
+from batchmaker.server.service.site import Site
 
 _HTTP_ONLY: Final = frozenset({"binary_tensor_data", "generate"})
 

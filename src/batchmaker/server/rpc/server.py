@@ -11,15 +11,15 @@ from typing import Any, Final, final
 import grpc
 from grpc import aio
 
+from batchmaker.server.access.connections import Connections
 from batchmaker.server.config import Config
-from batchmaker.server.connections import Connections
-from batchmaker.server.parts import CallAccess
+from batchmaker.server.observe.spans import Spans
 from batchmaker.server.rpc.gate import Answer, RpcCall, RpcGate, RpcService
 from batchmaker.server.rpc.health import health_methods, health_service
 from batchmaker.server.rpc.listener import RpcListener
 from batchmaker.server.rpc.schema import MESSAGES, SERVICE
 from batchmaker.server.rpc.stream import InferStream, StreamAnswers
-from batchmaker.server.spans import Spans
+from batchmaker.server.service.site import CallAccess
 
 _WATCHERS_S: Final = 0.2
 _ONLY_IDENTITY: Final = 1

@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Final, Protocol, final
 
+from batchmaker.server.access.request_body import HeldBytes
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
-from batchmaker.server.parameters import SequenceName, named_sequence
-from batchmaker.server.parts import CallAccess
-from batchmaker.server.request_body import HeldBytes
+from batchmaker.server.formats.parameters import SequenceName, named_sequence
 from batchmaker.server.rpc.gate import RpcCall
 from batchmaker.server.rpc.schema import MESSAGES, decode
 from batchmaker.server.rpc.wire import FINAL, PARTS, parameters_of
+from batchmaker.server.service.site import CallAccess
 
 
 class StreamAnswers(Protocol):
@@ -140,9 +140,9 @@ class InferStream:
             await self._send_fault(asked, fault)
         finally:
             answered.set()
-            self._left(held)
+            self._release(held)
 
-    def _left(self, held: HeldBytes) -> None:
+    def _release(self, held: HeldBytes) -> None:
         """Note that a request has been answered."""
         self._held -= held.size
         held.release()

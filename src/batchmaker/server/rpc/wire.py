@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from batchmaker.server.faults import invalid
+from batchmaker.server.formats.messages import InferRequest, InferResponse, Parameter, WantedOutput
+from batchmaker.server.formats.parameters import DAY_S, refuse_unsupported
+from batchmaker.server.formats.tensors import Tensor, from_raw, from_values, num_elements, to_raw
 from batchmaker.server.limits import Limits
-from batchmaker.server.messages import InferRequest, InferResponse, Parameter, WantedOutput
-from batchmaker.server.parameters import DAY_S, refuse_unsupported
 from batchmaker.server.rpc.schema import CHOICE, MESSAGES
-from batchmaker.server.tensors import Tensor, from_raw, from_values, num_elements, to_raw
 
 FINAL: Final = "triton_final_response"
 """Parameter of the responses in a stream: whether it is the last one to its request."""
@@ -41,7 +41,7 @@ def read_infer(message: Any, limits: Limits, remaining_s: float | None) -> Infer
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise invalid(f"{len(message.inputs)} inputs came with {len(raw)} raw_input_contents; send one for each")
-    inputs = tuple(_read_input(given, raw[at] if raw else None) for at, given in enumerate(message.inputs))
+    inputs = tuple(_read_input(tensor, raw[at] if raw else None) for at, tensor in enumerate(message.inputs))
     outputs: list[WantedOutput] = []
     for output in message.outputs:
         refuse_unsupported(output.name, parameters_of(output.parameters))
@@ -55,22 +55,22 @@ def read_infer(message: Any, limits: Limits, remaining_s: float | None) -> Infer
     return InferRequest(inputs, tuple(outputs), message.id, parameters)
 
 
-def _read_input(given: Any, raw: bytes | None) -> Tensor:
-    refuse_unsupported(given.name, parameters_of(given.parameters))
-    num_elements(given.name, given.datatype, given.shape)  # its error should come first
+def _read_input(tensor: Any, raw: bytes | None) -> Tensor:
+    refuse_unsupported(tensor.name, parameters_of(tensor.parameters))
+    num_elements(tensor.name, tensor.datatype, tensor.shape)  # its error should come first
     if raw is None:
-        field = _CONTENTS.get(given.datatype)
+        field = _CONTENTS.get(tensor.datatype)
         if field is None:
-            raise invalid(f"tensor {given.name!r}: {given.datatype[:32]!r} is sent as raw_input_contents only")
-        return from_values(given.name, given.datatype, given.shape, getattr(given.contents, field)[:])
-    if given.HasField("contents"):
-        raise invalid(f"tensor {given.name!r} has both contents and raw_input_contents; send one of them")
-    return from_raw(given.name, given.datatype, given.shape, memoryview(raw))
+            raise invalid(f"tensor {tensor.name!r}: {tensor.datatype[:32]!r} is sent as raw_input_contents only")
+        return from_values(tensor.name, tensor.datatype, tensor.shape, getattr(tensor.contents, field)[:])
+    if tensor.HasField("contents"):
+        raise invalid(f"tensor {tensor.name!r} has both contents and raw_input_contents; send one of them")
+    return from_raw(tensor.name, tensor.datatype, tensor.shape, memoryview(raw))
 
 
-def parameters_of(given: Mapping[str, Any]) -> dict[str, Parameter]:
+def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
     """Return parameters as plain values; None for one that has no value."""
-    chosen = ((name, value, value.WhichOneof(CHOICE)) for name, value in given.items())
+    chosen = ((name, value, value.WhichOneof(CHOICE)) for name, value in parameters.items())
     return {name: None if choice is None else getattr(value, choice) for name, value, choice in chosen}
 
 

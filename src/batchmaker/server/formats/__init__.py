@@ -1,0 +1,1 @@
+"""What clients send and get, in every protocol: tensors, JSON, sound, text; and what a model declares of them."""

@@ -1,0 +1,1 @@
+"""HTTP: the listener, connections, common handling of calls, and the routes."""

@@ -1,0 +1,1 @@
+"""What operators see: logs, metrics, spans, counts, traces and the live page."""

@@ -1,0 +1,1 @@
+"""The served models and the handling of calls, independent of the protocol."""

@@ -1,0 +1,1 @@
+"""WebSockets: connections, messages, and the conversations on them."""
