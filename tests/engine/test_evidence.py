@@ -127,6 +127,22 @@ def test_a_simulation_that_comes_out_the_same_is_of_this_code(scripts, one_resul
         assert evidence.state_of(evidence.RUNS["one"]) == state
 
 
+def test_a_simulation_is_played_again_once_for_each_state_of_the_code(scripts, one_result, monkeypatch):
+    evidence, entry, played = scripts["evidence"], sys.modules["paper_figures.entry"], []
+    monkeypatch.setattr(
+        evidence, "RUNS", {"one": entry.Run("one-run", "python one_run.py", ("one.json",), 1, probe="probe")}
+    )
+    monkeypatch.setattr(evidence, "_probe_now", lambda *_: played.append(1) or "played")
+    about = {"paths": ["benchmarks/evidence.py"], "digest": "of other code", "probe": "played"}
+    one_result({"measures": {**about, "played_again": "older"}})
+    evidence.note_probes()
+    assert played
+    played.clear()
+    assert evidence.problems() == []
+    assert evidence.read("one.json")["measures"]["played_again"] == scripts["provenance"].digest(about["paths"])
+    assert not played
+
+
 def test_a_result_that_nobody_makes_is_named(scripts, one_result, tmp_path):
     (tmp_path / "stray.json").write_text("{}")
     one_result(scripts["provenance"].made_by(["benchmarks/evidence.py"]))
