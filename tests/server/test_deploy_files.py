@@ -84,6 +84,9 @@ def test_the_container_installs_what_the_package_asks_for():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     (torch,) = [one for one in project["dependencies"] if one.startswith("torch")]
     assert f"'{torch}'" in containerfile
+    extras = re.findall(r"EXTRAS=\[([\w,]+)\]", containerfile)
+    assert all({"server", "grpc"} <= set(names.split(",")) <= set(project["optional-dependencies"]) for names in extras)
+    assert len(extras) == 2
     copied = [
         word for line in re.findall(r"^COPY ([^-].*)$", containerfile, re.MULTILINE) for word in line.split()[:-1]
     ]
