@@ -34,7 +34,7 @@ def test_every_flag_in_these_files_is_one_of_the_server():
     for path in (UNIT, DEPLOY / "Containerfile"):
         for line in re.findall(r"^(?:ExecStart=|CMD \[\"--).*$", path.read_text(), re.MULTILINE):
             used |= set(re.findall(r"--[a-z][a-z-]+", line))
-    for path in ("deployment.yaml", "kserve/servingruntime.yaml"):
+    for path in ("base/deployment.yaml", "kserve/servingruntime.yaml"):
         spec = documents(f"kubernetes/{path}")[0]["spec"]
         for container in spec.get("containers") or spec["template"]["spec"]["containers"]:
             used |= {one.partition("=")[0] for one in container["args"] if one.startswith("--")}
