@@ -1,5 +1,7 @@
 """Print the lowest version of each dependency that pyproject.toml allows, as constraints for pip.
 
+Those of the package and of the extras that a user's process imports; not of Ray and of CUDA, which bring whole systems.
+
 Usage: python3 .ci/lowest.py pyproject.toml
 """
 
@@ -10,7 +12,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+EXTRAS = ("client", "grpc", "onnx", "plots", "server")
+
 project = tomllib.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["project"]
-for wanted in project["dependencies"] + project["optional-dependencies"]["client"]:
-    name, lowest = re.match(r"([\w.-]+)(?:\[.*\])?>=([\w.]+)", wanted).groups()
+wanted = [*project["dependencies"], *(one for extra in EXTRAS for one in project["optional-dependencies"][extra])]
+for one in dict.fromkeys(wanted):
+    name, lowest = re.match(r"([\w.-]+)(?:\[.*\])?>=([\w.]+)", one).groups()
     print(f"{name}=={lowest}")

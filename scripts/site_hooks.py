@@ -171,12 +171,13 @@ def _outside_code(text: str, change: Callable[[str], str]) -> str:
 
 def _linked(page: File) -> Iterator[Path]:
     """Yield the files that a page links to."""
-    if page.abs_src_path is None:
+    source = page.abs_src_path or SOURCES.get(page.src_uri)
+    if source is None:
         return
-    prose = FENCED.sub("", Path(page.abs_src_path).read_text(encoding="utf-8"))
+    prose = FENCED.sub("", Path(source).read_text(encoding="utf-8"))
     for link in LINK.finditer(prose):
         if not ELSEWHERE.match(link[2]):
-            yield (Path(page.abs_src_path).parent / link[2]).resolve()
+            yield (Path(source).parent / link[2]).resolve()
 
 
 def _named(nav: Any) -> set[str]:

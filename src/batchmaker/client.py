@@ -18,11 +18,12 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, final
 from urllib.parse import quote, urlencode
 
-import httpx
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from batchmaker.errors import BatchmakerError, OptionError, needing
 
-from batchmaker.errors import BatchmakerError, OptionError
+with needing("client", "batchmaker.client"):
+    import httpx
+    from websockets.asyncio.client import ClientConnection, connect
+    from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 Parameter = bool | int | float | str
 """A parameter's value, for example of `deadline_ms`, `priority` or `sequence_id`."""

@@ -22,6 +22,7 @@
     ├── DataError               a file of data is missing or malformed
     │   └── PolicyFileError     a learned policy cannot be read, or is for another model or version
     ├── OptionError             an option, policy or model name is not known
+    │   └── MissingExtraError   packages of an extra are not installed (also an ImportError)
     ├── DeviceError             a device, its driver or its compiler is missing or failed
     ├── StoppedError            the engine takes no more requests
     └── InvariantError          the scheduler's state contradicts itself: a defect
@@ -32,7 +33,8 @@ Messages say where, what came, what was wanted and what to do.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 RAISED_BY_USERS: Final = BaseException
@@ -135,6 +137,10 @@ class OptionError(BatchmakerError):
     """An option, policy or model name is not known, or its value is not allowed."""
 
 
+class MissingExtraError(OptionError, ImportError):
+    """Packages of an extra are not installed. The message ends with the command that installs them."""
+
+
 class DeviceError(BatchmakerError):
     """A device, its driver or its compiler is missing or too old, or could not do its work."""
 
@@ -164,6 +170,24 @@ def lacks_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
         type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in said_by(error)
     )
+
+
+@contextmanager
+def needing(extra: str, what: str, kind: type[BatchmakerError] = MissingExtraError) -> Iterator[None]:
+    """Let a block import packages of an extra. If one is missing, raise the error that says how to install them.
+
+    what: what needs them, as the begin of a sentence. kind: the error's class. Around a block with the same in it, the
+    outer one is told: its extra brings the inner one. An import that fails inside this package is a defect, and stays
+    an ImportError.
+    """
+    try:
+        yield
+    except ImportError as error:
+        missing = error.__cause__ if isinstance(error, MissingExtraError) else error
+        if not isinstance(error, MissingExtraError) and (error.name or "").partition(".")[0] == "batchmaker":
+            raise
+        said = f"{what} needs packages that are not installed ({missing}): pip install 'batchmaker[{extra}]'"
+        raise kind(said) from missing
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> OptionError:

@@ -63,6 +63,25 @@ def test_the_command_line_goes_before_the_file(command, served, tmp_path):
     assert config.log.access
 
 
+def test_the_environment_goes_before_the_file_and_the_command_line_before_both(command, served, tmp_path, monkeypatch):
+    path = tmp_path / "server.toml"
+    path.write_text('port = 1\nadmin_port = 1\nhost = "::1"\n')
+    monkeypatch.setenv("BATCHMAKER_ADMIN_PORT", "2")
+    monkeypatch.setenv("BATCHMAKER_PORT", "2")
+    monkeypatch.setenv("BATCHMAKER_MODELS", '[{"source": "gru"}]')
+    assert command("serve", "--config", path, "--port", 3).exit_code == 0
+    (config,) = served
+    assert (config.host, config.admin_port, config.port) == ("::1", 2, 3)
+    assert [model.source for model in config.models] == ["gru"]
+
+
+def test_a_misspelt_variable_is_refused(command, monkeypatch):
+    monkeypatch.setenv("BATCHMAKER_LOG_LEVEL", "debug")
+    error = command("serve", "lstm").exception
+    assert isinstance(error, OptionError)
+    assert "Did you mean BATCHMAKER_LOG__LEVEL" in str(error)
+
+
 def test_the_command_line_makes_every_model_deterministic(command, served, tmp_path):
     path = tmp_path / "server.toml"
     path.write_text('[[models]]\nsource = "gru"\n')

@@ -35,7 +35,7 @@ def test_every_flag_in_these_files_is_one_of_the_server():
     for path in (UNIT, DEPLOY / "Containerfile"):
         for line in re.findall(r"^(?:ExecStart=|CMD \[\"--).*$", path.read_text(), re.MULTILINE):
             used |= set(re.findall(r"--[a-z][a-z-]+", line))
-    for path in ("deployment.yaml", "kserve/servingruntime.yaml"):
+    for path in ("base/deployment.yaml", "kserve/servingruntime.yaml"):
         spec = documents(f"kubernetes/{path}")[0]["spec"]
         for container in spec.get("containers") or spec["template"]["spec"]["containers"]:
             used |= {one.partition("=")[0] for one in container["args"] if one.startswith("--")}
@@ -85,6 +85,9 @@ def test_the_container_installs_what_the_package_asks_for():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     (torch,) = [one for one in project["dependencies"] if one.startswith("torch")]
     assert f"'{torch}'" in containerfile
+    extras = re.findall(r"EXTRAS=\[([\w,]+)\]", containerfile)
+    assert all({"server", "grpc"} <= set(names.split(",")) <= set(project["optional-dependencies"]) for names in extras)
+    assert len(extras) == 2
     copied = [
         word for line in re.findall(r"^COPY ([^-].*)$", containerfile, re.MULTILINE) for word in line.split()[:-1]
     ]

@@ -7,26 +7,34 @@ type, and its container as that of a pod.
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from deployed import DEPLOY, documents
+import yaml
+from deployed import DEPLOY, documents, exported
 from server_process import RunningServer
 
 from batchmaker.server import listening
 from batchmaker.server.config import Config, read_config
+from batchmaker.server.environment import with_environment
+from batchmaker.server.limits import Limits
 from batchmaker.server.service import served_model
 
-MANIFESTS = sorted(path.name for path in (DEPLOY / "kubernetes").glob("*.yaml"))
+BASE = DEPLOY / "kubernetes" / "base"
+OVERLAY = DEPLOY / "kubernetes" / "overlays" / "example"
+KUSTOMIZATION = "kustomization.yaml"
+MANIFESTS = sorted(path.name for path in BASE.glob("*.yaml") if path.name != KUSTOMIZATION)
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 KEY = "k" * 20
 
 
 def deployment() -> dict[str, Any]:
-    (found,) = documents("kubernetes/deployment.yaml")
+    (found,) = documents("kubernetes/base/deployment.yaml")
     return found
 
 
@@ -40,7 +48,7 @@ def container() -> dict[str, Any]:
 
 
 def settings_text() -> str:
-    (found,) = documents("kubernetes/configmap.yaml")
+    (found,) = documents("kubernetes/base/configmap.yaml")
     return found["data"]["server.toml"]
 
 
@@ -61,8 +69,77 @@ def validate(manifest: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("path", MANIFESTS)
 def test_a_manifest_is_what_kubernetes_takes(path):
-    for document in documents(f"kubernetes/{path}"):
+    for document in documents(f"kubernetes/base/{path}"):
         validate(document)
+
+
+def kustomization(folder: Path) -> dict[str, Any]:
+    (found,) = documents(str((folder / KUSTOMIZATION).relative_to(DEPLOY)))
+    assert (found["apiVersion"], found["kind"]) == ("kustomize.config.k8s.io/v1beta1", "Kustomization")
+    return found
+
+
+def identity(manifest: dict[str, Any]) -> tuple[str, str, str]:
+    return manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"]
+
+
+def test_the_base_is_every_manifest_beside_it():
+    assert kustomization(BASE)["resources"] == MANIFESTS
+
+
+def test_the_overlay_changes_what_the_base_has():
+    found = kustomization(OVERLAY)
+    assert [(OVERLAY / path).resolve() for path in found["resources"]] == [BASE]
+    known = {identity(one) for path in MANIFESTS for one in documents(f"kubernetes/base/{path}")}
+    patches = [patch["path"] for patch in found["patches"]]
+    assert sorted([*patches, KUSTOMIZATION]) == sorted(path.name for path in OVERLAY.iterdir())
+    for patch in patches:
+        (manifest,) = documents(f"kubernetes/overlays/example/{patch}")
+        assert identity(manifest) in known
+    assert [image["name"] for image in found["images"]] == [container()["image"].partition(":")[0]]
+
+
+def test_the_overlay_s_variables_are_settings_that_go_before_the_file(tmp_path):
+    (patch,) = documents("kubernetes/overlays/example/deployment.yaml")
+    (one,) = patch["spec"]["template"]["spec"]["containers"]
+    assert one["name"] == container()["name"]
+    variables = {variable["name"]: variable["value"] for variable in one["env"]}
+    changed = with_environment(settings(tmp_path), variables)
+    assert (changed.log.level, changed.limits.max_in_flight) == ("warning", 256)
+    assert pod()["enableServiceLinks"] is False
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+@pytest.mark.parametrize("folder", [BASE, OVERLAY], ids=lambda folder: folder.name)
+def test_kustomize_makes_of_it_what_kubernetes_takes(folder):
+    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    made = list(yaml.safe_load_all(done.stdout))
+    assert len(made) == sum(len(documents(f"kubernetes/base/{path}")) for path in MANIFESTS)
+    for manifest in made:
+        validate(manifest)
+    images = {one["image"] for manifest in made if manifest["kind"] == "Deployment"
+              for one in manifest["spec"]["template"]["spec"]["containers"]}  # fmt: skip
+    named = kustomization(folder).get("images", [{}])[0]
+    assert images == ({f"{named['newName']}:{named['newTag']}"} if named else {container()["image"]})
+
+
+def test_the_autoscaler_goes_by_a_gauge_of_the_server_and_alone_says_how_many_pods_there_are():
+    (scaler,) = documents("kubernetes/base/horizontalpodautoscaler.yaml")
+    spec = scaler["spec"]
+    target = spec["scaleTargetRef"]
+    assert (target["apiVersion"], target["kind"], target["name"]) == identity(deployment())
+    (metric,) = spec["metrics"]
+    assert metric["pods"]["metric"]["name"] == "batchmaker_requests_in_flight"
+    assert "batchmaker_requests_in_flight" in exported()
+    assert float(metric["pods"]["target"]["averageValue"]) < settings_limit()
+    assert 2 <= spec["minReplicas"] < spec["maxReplicas"]
+    assert "replicas" not in deployment()["spec"]
+
+
+def settings_limit() -> int:
+    """The requests of a model that a server accepts by the settings of the base."""
+    return int(tomllib.loads(settings_text())["limits"].get("max_in_flight", Limits().max_in_flight))
 
 
 def test_a_manifest_with_a_mistake_would_be_found():
@@ -75,9 +152,9 @@ def test_a_manifest_with_a_mistake_would_be_found():
 
 def test_everything_is_selected_by_the_labels_of_the_pods():
     labels = deployment()["spec"]["template"]["metadata"]["labels"]
-    (budget,) = documents("kubernetes/poddisruptionbudget.yaml")
+    (budget,) = documents("kubernetes/base/poddisruptionbudget.yaml")
     selectors = [deployment()["spec"]["selector"]["matchLabels"], budget["spec"]["selector"]["matchLabels"]]
-    selectors += [service["spec"]["selector"] for service in documents("kubernetes/service.yaml")]
+    selectors += [service["spec"]["selector"] for service in documents("kubernetes/base/service.yaml")]
     assert all(selector and selector.items() <= labels.items() for selector in selectors)
 
 
@@ -85,10 +162,10 @@ def test_ports_are_those_of_the_settings_wherever_they_are_named(tmp_path):
     config = settings(tmp_path)
     ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
     assert ports == {"http": config.port, "grpc": config.grpc_port, "admin": config.admin_port}
-    services = [port for service in documents("kubernetes/service.yaml") for port in service["spec"]["ports"]]
+    services = [port for service in documents("kubernetes/base/service.yaml") for port in service["spec"]["ports"]]
     assert {port["targetPort"] for port in services} == set(ports)
     assert all(port["port"] == ports[port["targetPort"]] for port in services)
-    clients, _ = documents("kubernetes/service.yaml")
+    clients, _ = documents("kubernetes/base/service.yaml")
     assert "admin" not in [port["targetPort"] for port in clients["spec"]["ports"]]
     annotations = deployment()["spec"]["template"]["metadata"]["annotations"]
     assert int(annotations["prometheus.io/port"]) == config.admin_port
@@ -112,7 +189,7 @@ def test_what_the_settings_name_is_mounted(tmp_path):
     assert "/models" in mounts
     assert container()["args"] == ["--config", "/etc/batchmaker/server.toml"]
     assert "/etc/batchmaker" in mounts
-    (claim,) = documents("kubernetes/models.yaml")
+    (claim,) = documents("kubernetes/base/models.yaml")
     claims = [
         volume["persistentVolumeClaim"]["claimName"] for volume in pod()["volumes"] if "persistentVolumeClaim" in volume
     ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
 
-from batchmaker.errors import DataError, OptionError
+from batchmaker.errors import DataError, MissingExtraError, OptionError
 from batchmaker.lab import zoo
 from batchmaker.model.model import Model
 
@@ -65,6 +66,25 @@ def check_writable(path: Path | None) -> None:
     """Refuse an invalid output path before the work begins. DataError if its folder does not exist."""
     if path is not None and not path.absolute().parent.is_dir():
         raise DataError(f"{path}: there is no folder {path.absolute().parent}. Make it first, or give another path.")
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuse a picture before the work begins: as `check_writable`, and MissingExtraError without what draws it."""
+    check_writable(path)
+    if path is not None:
+        from batchmaker.lab.plots.pictures import check_drawing  # which a server never needs
+
+        check_drawing()
+
+
+def draw_if_possible(path: Path, draw: Callable[[], None]) -> None:
+    """Draw a picture that nobody has asked for, and say where it is; or in one line what is missing."""
+    try:
+        draw()
+    except MissingExtraError as error:
+        out().print(str(error), markup=False, soft_wrap=True)
+    else:
+        out().print(f"picture: [bold]{path}[/bold]")
 
 
 def out() -> Console:

@@ -75,8 +75,9 @@ def profile(
 
     batchmaker profile seq2seq --data train.en --data train.de --out profile.json
     """
-    for path in (out, json, png):
+    for path in (out, json):
         options.check_writable(path)
+    options.check_picture(png)
     known = zoo.option_names(model)
     if data and out is None:
         raise OptionError("--data is for length profiles, which are written with --out; give --out profile.json too")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,7 +56,11 @@ def serve(
         typer.Option(help="Port for probes, metrics, loading and unloading, apart from calls. Default: the same port."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file with all of this and more; what is given here goes before it.")
+        Path | None,
+        typer.Option(
+            help="TOML file with all of this and more. Before it goes the environment (BATCHMAKER_PORT, "
+            "BATCHMAKER_LOG__LEVEL, ...), and before both what is given here."
+        ),
     ] = None,
     page: Annotated[Path | None, typer.Option(help="File of HTML to show at /page.")] = None,
     api_keys: Annotated[
@@ -188,18 +193,20 @@ def _settings(
     sections: dict[str, dict[str, Any]],
     others: dict[str, Any],
 ) -> Any:
-    """Return the server's Config: that of the file, with the options of the command line in place of its own.
+    """Return the server's Config: of the file, then of the environment, then of the command line, the last before all.
 
     engine: options of every model's engine. sections: options of sections of the file, by the section's name. others:
     options outside sections. Raises OptionError without a model to serve.
     """
     from batchmaker.server import Config, read_config
+    from batchmaker.server.environment import with_environment
 
-    settings = Config() if config is None else read_config(config)
+    settings = with_environment(Config() if config is None else read_config(config), os.environ)
     entries = [*settings.models, *_entries(models)]
     if not entries:
         raise OptionError(
-            "there is nothing to serve. Name a model (batchmaker serve lstm), or a --config with [[models]]."
+            "there is nothing to serve. Name a model (batchmaker serve lstm), or a --config with [[models]], or set "
+            "BATCHMAKER_MODELS."
         )
     changed = {name: _replaced(getattr(settings, name), **given) for name, given in sections.items()}
     return _replaced(settings, models=[_replaced(entry, **engine) for entry in entries], **changed, **others)

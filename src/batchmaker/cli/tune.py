@@ -63,8 +63,8 @@ def tune_command(
 
     batchmaker tune gru --hidden 256 --batch 10 --arch sm_90 --json tuning.json
     """
-    for path in (json, png):
-        options.check_writable(path)
+    options.check_writable(json)
+    options.check_picture(png)
     problem = Problem(
         cell=cast(CellKind, model), dtype=cast(KernelType, dtype), hidden=hidden, batch=batch, steps=steps
     )

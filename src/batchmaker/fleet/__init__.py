@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from batchmaker.errors import needing
+
 if TYPE_CHECKING:
     from batchmaker.fleet.bulk import map  # noqa: A004
     from batchmaker.fleet.serve_application import application
@@ -21,4 +23,5 @@ _HOMES = {"application": "batchmaker.fleet.serve_application", "map": "batchmake
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    with needing("ray", "A fleet"):
+        return getattr(importlib.import_module(_HOMES[name]), name)

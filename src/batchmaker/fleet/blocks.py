@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchmaker.errors import DataError, OptionError
+from batchmaker.errors import DataError, OptionError, needing
 
 Format = Literal["parquet", "jsonl"]
 Row = dict[str, Any]
@@ -130,7 +130,5 @@ def json_text(array: NDArray[Any]) -> Any:
 
 
 def _parquet() -> Any:
-    try:
+    with needing("ray", "Parquet"):
         return importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise OptionError("Parquet needs pyarrow: pip install 'batchmaker[ray]'") from None

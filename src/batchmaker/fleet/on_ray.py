@@ -13,7 +13,7 @@ from typing import Any, Final, final
 
 import msgspec
 
-from batchmaker.errors import OptionError, StoppedError
+from batchmaker.errors import OptionError, StoppedError, needing
 from batchmaker.fleet.fleet import Running
 from batchmaker.fleet.server import check_fleet, serve_fleet
 from batchmaker.server.config import Config, ModelEntry
@@ -31,11 +31,9 @@ _MEMORY_SHARE: Final = 0.8
 
 
 def import_ray() -> Any:
-    """Return the package. OptionError without it."""
-    try:
+    """Return the package. MissingExtraError without it."""
+    with needing("ray", "A fleet"):
         return importlib.import_module("ray")
-    except ImportError:
-        raise OptionError("a fleet needs Ray: pip install 'batchmaker[ray]'") from None
 
 
 def connect(address: str | None) -> Any:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 import msgspec
 import uvloop
 
-from batchmaker.errors import BatchmakerError, OptionError
+from batchmaker.errors import BatchmakerError, OptionError, needing
 from batchmaker.fleet.balancer import Balancer
 from batchmaker.fleet.fleet import Fleet, Launcher
 from batchmaker.fleet.front import Front
@@ -335,8 +335,9 @@ def _channels() -> Callable[[str], Any]:
 
 def _make_rpc(config: Config, access: CallAccess, spans: Spans, connections: Connections, front: Front) -> RpcServer:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from batchmaker.fleet.front_rpc import FleetAnswers, fleet_methods
-    from batchmaker.server.rpc.server import RpcServer
+    with needing("grpc", "gRPC (grpc_port)"):
+        from batchmaker.fleet.front_rpc import FleetAnswers, fleet_methods
+        from batchmaker.server.rpc.server import RpcServer
 
     answers = FleetAnswers(front)
     methods = fleet_methods(front, answers)

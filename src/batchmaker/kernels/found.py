@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
-from batchmaker.errors import DeviceError
+from batchmaker.errors import DeviceError, needing
 from batchmaker.kernels.devices import A100, H200, DeviceSpec
-from batchmaker.kernels.nvrtc import EXTRA
 from batchmaker.kernels.tuner import DeviceIdentity
 
 OLDEST_DRIVER: Final = (13, 0)
@@ -101,8 +100,6 @@ def _called(driver: Any, what: str, answer: Any) -> Any:
 
 
 def _driver() -> Any:
-    try:
+    with needing("cuda", "A GPU", DeviceError):
         from cuda.bindings import driver
-    except ImportError as error:
-        raise DeviceError(f"{EXTRA} ({error})") from error
     return driver

@@ -10,10 +10,9 @@ from typing import Any, Final, Protocol, final
 
 import msgspec
 
-from batchmaker.errors import DeviceError, OptionError
+from batchmaker.errors import DeviceError, OptionError, needing
 from batchmaker.kernels.cache import CacheDirectory
 
-EXTRA: Final = "the extra `cuda` of batchmaker is not installed: pip install 'batchmaker[cuda]'"
 OPTIONS: Final = {"std": "c++17", "ptxas_options": "-v", "no_cache": True}
 """Options for every kernel. With -v the assembler reports used registers and spills; what NVRTC has in a cache of its
 own it does not assemble, and says nothing of it."""
@@ -171,11 +170,12 @@ def _decoded(entry: bytes | None) -> Compiled | None:
 
 
 def _modules() -> tuple[Any, Any]:
-    try:
+    with needing("cuda", "Compiling for a GPU", DeviceError):
         import cuda.core
         from cuda.bindings import nvrtc
 
-        nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError) as error:  # RuntimeError: the compiler's library is missing
-        raise DeviceError(f"{EXTRA} ({error})") from error
+        try:
+            nvrtc.nvrtcVersion()
+        except RuntimeError as error:  # the compiler's library, a package of its own, is missing
+            raise ImportError(str(error)) from error
     return cuda.core, nvrtc

@@ -11,7 +11,7 @@ from typing import Any, Final, final
 
 from batchmaker.compile.export import said_first
 from batchmaker.compile.opaque import Array, Opaque, RowForm
-from batchmaker.errors import ModelError, OptionError, unknown_name
+from batchmaker.errors import ModelError, OptionError, needing, unknown_name
 
 _DTYPES: Final = {
     "tensor(float)": "float32",
@@ -147,26 +147,21 @@ def _read(path: Path) -> bytes:
 
 def _joined(path: Path) -> bytes:
     """Return a model and its separate weight files as one model. ModelError if they cannot be joined."""
-    try:
+    with needing("onnx", f"{path}: a model with its weights in other files", ModelError):
         import onnx
-
+    try:
         content: bytes = onnx.load(path).SerializeToString()
     except Exception as error:  # errors of onnx, of protobuf, and of the files
         raise ModelError(
             f"{path}: keeps its weights in other files, which cannot be joined with it ({said_first(error)}). All "
-            "must be in one folder, and the package onnx be installed (pip install 'batchmaker[onnx]'); or export it "
-            "as one file: torch.onnx.export(..., external_data=False)"
+            "must be in one folder; or export it as one file: torch.onnx.export(..., external_data=False)"
         ) from error
     return content
 
 
 def _session(file: OnnxFile, content: bytes, threads: int) -> Any:
-    try:
+    with needing("onnx", f"{file.where}: an ONNX model", ModelError):
         import onnxruntime
-    except ImportError as error:
-        raise ModelError(
-            f"{file.where}: ONNX models need ONNX Runtime ({error}): pip install 'batchmaker[onnx]'"
-        ) from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4  # errors are raised; nothing else is printed

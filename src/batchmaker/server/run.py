@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 import torch
 import uvloop
 
-from batchmaker.errors import OptionError
+from batchmaker.errors import OptionError, needing
 from batchmaker.executor.processors import found_processors
 from batchmaker.server.access.auth import KeyRing
 from batchmaker.server.access.connections import Connections
@@ -177,8 +177,9 @@ def _page(config: Config) -> bytes | None:
 def _make_rpc(config: Config, site: Site, spans: Spans, connections: Connections) -> RpcServer:
     """Return the gRPC server, which is imported only if it is needed."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would write lines between those of the log
-    from batchmaker.server.rpc.methods import EngineAnswers, unary_methods
-    from batchmaker.server.rpc.server import RpcServer
+    with needing("grpc", "gRPC (grpc_port)"):
+        from batchmaker.server.rpc.methods import EngineAnswers, unary_methods
+        from batchmaker.server.rpc.server import RpcServer
 
     unary, streamed = unary_methods(site), EngineAnswers(site)
     return RpcServer(config, site.access, spans, connections, unary, streamed, lambda: site.service.ready)

@@ -63,8 +63,8 @@ def plan(
     """
     if batch > MAX_BATCH:
         raise OptionError(f"--batch {batch}: at most {MAX_BATCH} rows are measured in a call; give fewer")
-    for path in (json, png):
-        options.check_writable(path)
+    options.check_writable(json)
+    options.check_picture(png)
     chosen = _cells(model, cell, hidden, dtype, seed)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -73,8 +73,8 @@ def demo(
         results.append({k: v for k, v in line.items() if k not in ("reference_cells_per_s", "useful_over_reference")})
     add_ratios(results)
     _show(console, results)
-    _draw(png, sides, results, f"{rate:.0f} requests a second, LSTM of width {hidden}, sentences of Europarl's lengths")
-    console.print(f"picture: [bold]{png}[/bold]")
+    subtitle = f"{rate:.0f} requests a second, LSTM of width {hidden}, sentences of Europarl's lengths"
+    options.draw_if_possible(png, lambda: _draw(png, sides, results, subtitle))
     if json is not None:
         options.write_json(json, results)
 

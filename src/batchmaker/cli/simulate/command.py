@@ -97,8 +97,8 @@ def simulate(
 
     batchmaker simulate gru --npu --replicas 4 --router sticky --chunks 20 --chunk-gap-ms 50 --rate 10000
     """
-    for path in (json, png):
-        options.check_writable(path)
+    options.check_writable(json)
+    options.check_picture(png)
     if seed and seeds:
         raise OptionError("give --seed or --seeds, not both")
     coming = workload.SimulatedArrivals(arrivals, trace, burst_s=burst_s, season=season, day_s=day_s)

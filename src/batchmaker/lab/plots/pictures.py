@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchmaker.engine.timeline import Span
-from batchmaker.errors import DataError
+from batchmaker.errors import DataError, needing
 
 INK = "#22252b"
 GREY = "#d9dce1"
@@ -34,6 +34,11 @@ class Curve:
     step_ms: Sequence[float]
     cells_per_s: Sequence[float]
     best: int
+
+
+def check_drawing() -> None:
+    """Raise MissingExtraError unless pictures can be drawn."""
+    _matplotlib()
 
 
 def draw_timeline(
@@ -140,10 +145,14 @@ def _bare(ax: Any) -> None:
     ax.tick_params(colors="#5b626e")
 
 
-def _pyplot() -> Any:
-    import matplotlib
+def _matplotlib() -> Any:
+    with needing("plots", "A picture"):
+        import matplotlib
+    return matplotlib
 
-    matplotlib.use("Agg")
+
+def _pyplot() -> Any:
+    _matplotlib().use("Agg")
     import matplotlib.pyplot as plt
 
     return plt

@@ -70,8 +70,8 @@ def learn(
 
     batchmaker serve treelstm-2type --policy learned:file=policy.json
     """
-    picture = out.with_suffix(".png") if png is None else png
-    written = _check(encoding, (out, json, picture))
+    options.check_picture(png)
+    written = _check(encoding, (out, json))
     graphs = read_graphs(model, data, batch, train_data=train_data, words=words, seed=seed)
     model = saved_name(model)
     samples = Samples(graphs.to_learn, batch, seed)
@@ -85,7 +85,9 @@ def learn(
     standings = compare(graphs.counted, {name: found.table for name, found in learnt.items()})
     _write(out, model, graphs, learnt[written], batch)
     under = f"{graphs.learnt_from}; batch {batch}; {len(samples.held_out)} mini-batches held out; seed {seed}"
-    draw_panels(picture, _panels(list(learnt.values())), f"Learning the order of {model}'s batches", under)
+    picture = png or out.with_suffix(".png")
+    title = f"Learning the order of {model}'s batches"
+    options.draw_if_possible(picture, lambda: draw_panels(picture, _panels(list(learnt.values())), title, under))
     _show(model, batch, graphs, standings, learnt)
     if json is not None:
         options.write_json(json, [_row(standing, batch) for standing in standings])
