@@ -39,8 +39,8 @@ def with_environment(config: Config, environment: Mapping[str, str]) -> Config:
     for name, (path, kind) in kinds.items():  # a table before its entries
         if given.get(name):
             _put(content, path, _value(name, given[name], kind))
-    changed: Config = _replaced(config, content, "")
-    return changed
+    found: Config = _replaced(config, content, "")
+    return found
 
 
 def _settings(struct: type[msgspec.Struct], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
