@@ -20,7 +20,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-PLACES: Final = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PLACES: Final = {
+    "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}  # fmt: skip
 """Where files of the repository's root are on the site."""
 GALLERY: Final = "examples/index.md"
 EXAMPLES: Final = ROOT / "examples" / "README.md"
