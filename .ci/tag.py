@@ -28,7 +28,12 @@ def versions(root: Path = ROOT) -> dict[str, str | None]:
         "CHANGELOG.md": r"^## \[([^\]]+)\]",
     }
     projects = [path for path in ("pyproject.toml", "papers/pyproject.toml") if (root / path).is_file()]
-    said = {path: tomllib.loads((root / path).read_text("utf-8"))["project"]["version"] for path in projects}
+    contents = {path: tomllib.loads((root / path).read_text("utf-8"))["project"] for path in projects}
+    said = {path: content["version"] for path, content in contents.items()}
+    for path, content in contents.items():
+        for wanted in content["dependencies"]:
+            if wanted.startswith("batchmaker=="):
+                said[f"{wanted} of {path}"] = wanted.partition("==")[2]
     return {**said, **{path: found(path, pattern) for path, pattern in places.items()}}
 
 

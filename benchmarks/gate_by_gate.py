@@ -13,10 +13,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from batchmaker.lab.zoo import gatewise, lattice, mvrnn, treegru, treelstm
+from batchmaker.lab.zoo import lattice, mvrnn, treegru, treelstm
 from batchmaker.lab.zoo.parts import frozen
 from batchmaker.model.cell import Cell
 from batchmaker.model.model import Model
+from batchmaker_papers import gatewise
 
 
 class AsWritten(nn.Module):

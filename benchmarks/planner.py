@@ -38,7 +38,7 @@ PAPER: Final = {  # kernels before, after; kB copied before, after; latency rati
 }
 TIMES: Final = ("eager_us", "bound_us", "planned_us", "over_eager", "over_bound", "products_us")
 MEASURES: Final = (
-    "benchmarks/planner.py", "papers/src/batchmaker_papers/plan_report.py", "src/batchmaker/lab/zoo/gatewise.py",
+    "benchmarks/planner.py", "papers/src/batchmaker_papers/plan_report.py", "papers/src/batchmaker_papers/gatewise.py",
     "papers/src/batchmaker_papers/planner", "src/batchmaker/compile/rewrite.py", "src/batchmaker/compile/linear.py",
     "src/batchmaker/compile/fold.py", "src/batchmaker/compile/binding.py",
 )  # fmt: skip

@@ -242,3 +242,13 @@ def test_of_extras_in_each_other_the_outer_is_told():
 def test_the_error_may_be_of_another_class():
     with pytest.raises(DeviceError, match=r"pip install 'batchmaker\[cuda\]'"), needing("cuda", "A GPU", DeviceError):
         import none_such  # noqa: F401
+
+
+def test_a_fleet_without_its_packages_says_what_to_install(tmp_path):
+    done = subprocess.run(
+        [*start(MAIN, "grpc"), "serve", "lstm", "--replicas", "2"],
+        capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: A fleet needs packages that are not installed")
+    assert done.stderr.rstrip().endswith("pip install 'batchmaker[ray]'")

@@ -247,7 +247,7 @@ def test_the_source_distribution_has_what_operators_and_developers_need(built):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"deploy/Containerfile", "deploy/prometheus/alerts.yaml", "deploy/grafana/batchmaker.json"} <= names
     assert {"SECURITY.md", "CITATION.cff"} <= names
-    assert {"README.md", "LICENSE", "CHANGELOG.md", "docs/operations.md", "tests/conftest.py", "scripts/check"} <= names
+    assert {"README.md", "LICENSE", "CHANGELOG.md", "docs/operations.md", "conftest.py", "scripts/check"} <= names
 
 
 @pytest.mark.slow

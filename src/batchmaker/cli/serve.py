@@ -13,7 +13,7 @@ import typer
 from batchmaker.cli import options
 from batchmaker.cli.imports import collector_paused
 from batchmaker.cli.policy_model import warn_of_another_model
-from batchmaker.errors import OptionError
+from batchmaker.errors import OptionError, needing
 from batchmaker.lab.zoo import MODELS
 
 
@@ -171,7 +171,8 @@ def serve(
     settings = read()
     _warn_of_policies(settings)
     if write_config is not None:
-        from batchmaker.fleet.serve_application import write_application
+        with needing("ray", "A fleet"):
+            from batchmaker.fleet.serve_application import write_application
 
         write_application(settings, write_config)
         typer.echo(f"{write_config} is written: serve deploy {write_config}")
@@ -179,7 +180,8 @@ def serve(
     if settings.fleet.replicas is None and settings.fleet.autoscale is None:
         finished = run_server(settings, _say_ready, read)
     else:
-        from batchmaker.fleet.on_ray import serve_on_ray
+        with needing("ray", "A fleet"):
+            from batchmaker.fleet.on_ray import serve_on_ray
 
         finished = serve_on_ray(settings, _say_fleet_ready, read)
     if not finished:
@@ -199,9 +201,10 @@ def _settings(
     options outside sections. Raises OptionError without a model to serve.
     """
     from batchmaker.server import Config, read_config
+    from batchmaker.server.config import check_config
     from batchmaker.server.environment import with_environment
 
-    settings = with_environment(Config() if config is None else read_config(config), os.environ)
+    settings = with_environment(Config() if config is None else read_config(config, check=False), os.environ)
     entries = [*settings.models, *_entries(models)]
     if not entries:
         raise OptionError(
@@ -209,7 +212,9 @@ def _settings(
             "BATCHMAKER_MODELS."
         )
     changed = {name: _replaced(getattr(settings, name), **given) for name, given in sections.items()}
-    return _replaced(settings, models=[_replaced(entry, **engine) for entry in entries], **changed, **others)
+    settings = _replaced(settings, models=[_replaced(entry, **engine) for entry in entries], **changed, **others)
+    check_config(settings)
+    return settings
 
 
 def _say_ready(addresses: list[str], served: list[str]) -> None:

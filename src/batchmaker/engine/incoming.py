@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from typing import Final, final
 
 from batchmaker.engine.request import SequenceEntry, Ticket
@@ -46,8 +47,8 @@ class Incoming:
         self._backlog: WaitingLine[Ticket] = WaitingLine(aged_every)
         self._most_arrivals = FEWEST_ARRIVALS
         self._most_beside = 8  # how many others begin together with chunks of live streams
-        self._num_urgent = 0  # how many requests of the backlog are urgent
-        self._num_chunks = 0  # how many are chunks of sequences
+        self._urgent: dict[RequestId, None] = {}  # of the backlog, but for chunks
+        self._num_chunks = 0  # of sequences, in the backlog
 
     # --- for those who send --------------------------------------------------------------------------------------
 
@@ -92,22 +93,32 @@ class Incoming:
         If none is urgent, the requests stay in the backlog until there are `_most_arrivals` of them: requests that are
         taken together cost less each. Beside live streams they stay however many there are.
         """
-        return self._num_urgent > 0 or (not beside and self.num_waiting >= self._most_arrivals)
+        is_urgent = self._num_chunks > 0 or bool(self._urgent)
+        return is_urgent or (not beside and self.num_waiting >= self._most_arrivals)
 
     def first(self, limit: int | None = None) -> list[Ticket]:
         """Take the first `limit` requests out of the backlog; by default, as many as may begin together."""
-        tickets = self._backlog.take(self._most_arrivals if limit is None else limit)
+        return self._begun(self._backlog.take(self._most_arrivals if limit is None else limit))
+
+    def first_beside(self, *, wanted: bool) -> list[Ticket]:
+        """Take chunks, as many as may begin together at all, and a few others: urgent ones alone if none is wanted."""
+        num_chunks = min(self._num_chunks, MOST_ARRIVALS)
+        if wanted:
+            return self.first(num_chunks + self._most_beside)
+        tickets = self.first(num_chunks)
+        if self._urgent:
+            tickets += self._begun(self._backlog.begin(list(islice(self._urgent, self._most_beside))))
+        return tickets
+
+    def _begun(self, tickets: list[Ticket]) -> list[Ticket]:
+        """Count the requests out that have left the backlog, and return them."""
         self.num_waiting -= len(tickets)
-        if self._num_urgent:
-            self._num_urgent -= sum([ticket.is_urgent for ticket in tickets])
+        if self._urgent:
+            for ticket in tickets:
+                self._urgent.pop(ticket.request_id, None)
         if self._num_chunks:
             self._num_chunks -= sum([ticket.chunk is not None for ticket in tickets])
         return tickets
-
-    def first_beside(self, *, wanted: bool) -> list[Ticket]:
-        """Take chunks, as many as may begin together at all, and a few others if they are wanted or one is urgent."""
-        others = wanted or self._num_urgent > self._num_chunks  # chunks are urgent, too
-        return self.first(min(self._num_chunks, MOST_ARRIVALS) + (self._most_beside if others else 0))
 
     def began(self, tickets: list[Ticket], took_s: float) -> None:
         """Choose how many requests may begin together next, by the time that the last ones took."""
@@ -127,11 +138,7 @@ class Incoming:
         """Take one request out of the backlog; None if it is not there."""
         if request_id not in self._backlog:
             return None
-        ticket = self._backlog.leave(request_id)
-        self.num_waiting -= 1
-        self._num_urgent -= ticket.is_urgent
-        self._num_chunks -= ticket.chunk is not None
-        return ticket
+        return self._begun([self._backlog.leave(request_id)])[0]
 
     def spare(self) -> list[Ticket]:
         """Take half of the requests out of the backlog that another worker may run: those that came last."""
@@ -148,7 +155,8 @@ class Incoming:
         """
         tickets, calls = self._backlog.take(len(self._backlog)), list[Callable[[], None]]()
         self._backlog = WaitingLine(self._aged_every)
-        self._num_urgent = self._num_chunks = self.num_waiting = 0
+        self._num_chunks = self.num_waiting = 0
+        self._urgent.clear()
         self._accept(tickets)
         while not self.inbox.empty():
             item = self.inbox.get_nowait()
@@ -163,7 +171,7 @@ class Incoming:
 
     def _accept(self, tickets: list[Ticket]) -> None:
         self._backlog.join_all([(ticket.request_id, ticket, ticket.precedence) for ticket in tickets])
-        self._num_urgent += sum([ticket.is_urgent for ticket in tickets])
+        self._urgent.update([(t.request_id, None) for t in tickets if t.is_urgent and t.chunk is None])
         self.num_waiting += len(tickets)
         chunks = [ticket for ticket in tickets if ticket.chunk is not None]
         if chunks:

@@ -163,10 +163,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ]
 
 
-def read_config(path: Path) -> Config:
+def read_config(path: Path, *, check: bool = True) -> Config:
     """Return the settings in a TOML file. For an unknown option OptionError names the nearest one.
 
-    Paths in it are relative to the folder of the file.
+    Paths in it are relative to the folder of the file. check: whether they are all, and must be valid together.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -179,7 +179,8 @@ def read_config(path: Path) -> Config:
         raise OptionError(f"{path}: {error}") from None
     except msgspec.ValidationError as error:
         raise OptionError(f"{path}: {error}") from None
-    check_config(config)
+    if check:
+        check_config(config)
     return _resolved(config, path.parent)
 
 

@@ -18,7 +18,7 @@ _NO_SETTINGS: Final = frozenset({"BATCHMAKER_API_KEYS", "BATCHMAKER_COMPILES", "
 """Variables of another meaning: API keys, what the package sets for processes that compile, and the size of a test."""
 
 _OF_SERVICES: Final = re.compile(
-    r"BATCHMAKER_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+    r"BATCHMAKER_(NAME|ENV_\w+|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?))"
 )
 """Variables that Kubernetes makes for a service of the name batchmaker, or batchmaker-..., and links of containers."""
 
