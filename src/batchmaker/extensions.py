@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from batchmaker.errors import OptionError
 
-PAPERS: Final = "pip install batchmaker-papers"
+PAPERS: Final = "pip install ./papers, in a clone of the repository"
 """The distribution with the systems of the papers that serving does not need."""
 
 

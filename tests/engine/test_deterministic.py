@@ -249,3 +249,25 @@ def test_one_thread_computes_unless_another_number_is_given(options, threads):
     executor = engine.drivers[0].executor
     assert isinstance(executor, InlineExecutor)
     assert executor.num_threads == threads
+
+
+def test_a_cell_with_a_memory_is_refused() -> None:
+    class Attend(nn.Module):
+        def forward(self, h: Tensor, keys: Tensor, number: Tensor) -> Tensor:
+            scores = (keys @ h[:, :, None]).squeeze(2)
+            scores = scores.masked_fill(torch.arange(keys.shape[1]) >= number[:, None], -torch.inf)
+            return (scores.softmax(1)[:, None] @ keys).squeeze(1)
+
+    class Attended(bm.Model):
+        def __init__(self) -> None:
+            self.step = bm.Cell(nn.GRUCell(4, 4))
+            self.attend = bm.Cell(Attend(), memory="keys")
+
+        def unfold(self, rows: Tensor) -> Any:
+            h = self.step.run(rows)
+            return self.attend(h, h.steps)
+
+    with bm.Engine(Attended()) as engine:
+        assert engine.submit(torch.ones(3, 4)).result(60).shape == (4,)
+    with bm.Engine(Attended(), deterministic=True) as engine, pytest.raises(ModelError, match="it reads a memory"):
+        engine.submit(torch.ones(3, 4)).result(60)

@@ -94,6 +94,11 @@ def bind(
     where, trial = f"cell {name!r}", trial or TrialRows()
     runnable = flat_module(module) if isinstance(module, nn.Module) else module_of(module)
     if memories:
+        if deterministic:
+            raise ModelError(
+                f"{where}: it reads a memory, of which deterministic=True knows no size of batches with the same bits "
+                "in every company. Serve this model without deterministic=True."
+            )
         return _bound_with_memories(module, runnable, inputs, memories, trial, name, device)
     batches = [trial.batch(inputs, num_rows) for num_rows in trial.sizes()]
     if isinstance(module, ReadProgram):
