@@ -96,9 +96,20 @@ class Incoming:
         is_urgent = self._num_chunks > 0 or bool(self._urgent)
         return is_urgent or (not beside and self.num_waiting >= self._most_arrivals)
 
-    def first(self, limit: int | None = None) -> list[Ticket]:
-        """Take the first `limit` requests out of the backlog; by default, as many as may begin together."""
-        return self._begun(self._backlog.take(self._most_arrivals if limit is None else limit))
+    def first(self, limit: int | None = None, *, among: list[RequestId] | None = None) -> list[Ticket]:
+        """Take the first `limit` requests out of the backlog; by default, as many as may begin together. among: these
+        alone, all of them."""
+        if among is None:
+            tickets = self._backlog.take(self._most_arrivals if limit is None else limit)
+        else:
+            tickets = self._backlog.begin(among)
+        self.num_waiting -= len(tickets)
+        if self._urgent:
+            for ticket in tickets:
+                self._urgent.pop(ticket.request_id, None)
+        if self._num_chunks:
+            self._num_chunks -= sum([ticket.chunk is not None for ticket in tickets])
+        return tickets
 
     def first_beside(self, *, wanted: bool) -> list[Ticket]:
         """Take chunks, as many as may begin together at all, and a few others: urgent ones alone if none is wanted."""
@@ -107,17 +118,7 @@ class Incoming:
             return self.first(num_chunks + self._most_beside)
         tickets = self.first(num_chunks)
         if self._urgent:
-            tickets += self._begun(self._backlog.begin(list(islice(self._urgent, self._most_beside))))
-        return tickets
-
-    def _begun(self, tickets: list[Ticket]) -> list[Ticket]:
-        """Count the requests out that have left the backlog, and return them."""
-        self.num_waiting -= len(tickets)
-        if self._urgent:
-            for ticket in tickets:
-                self._urgent.pop(ticket.request_id, None)
-        if self._num_chunks:
-            self._num_chunks -= sum([ticket.chunk is not None for ticket in tickets])
+            tickets += self.first(among=list(islice(self._urgent, self._most_beside)))
         return tickets
 
     def began(self, tickets: list[Ticket], took_s: float) -> None:
@@ -138,7 +139,11 @@ class Incoming:
         """Take one request out of the backlog; None if it is not there."""
         if request_id not in self._backlog:
             return None
-        return self._begun([self._backlog.leave(request_id)])[0]
+        ticket = self._backlog.leave(request_id)
+        self.num_waiting -= 1
+        self._urgent.pop(request_id, None)
+        self._num_chunks -= ticket.chunk is not None
+        return ticket
 
     def spare(self) -> list[Ticket]:
         """Take half of the requests out of the backlog that another worker may run: those that came last."""
