@@ -1,7 +1,8 @@
 """What other distributions add: commands, costs of steps, planners. Each names it in an entry point of its own.
 
-Groups: `batchmaker.commands` (a mapping of a name to a Command), `batchmaker.costs` (a CostModel; see
-`batchmaker simulate`), `batchmaker.planners` (a Planner by the name "cell"; see `bm.Cell(optimize=True)`).
+Groups: `batchmaker.commands` (a mapping of a name to a Command); `batchmaker.costs` (a function of cell types with their
+modules, the largest batch and a dataflow that returns a LatencyTable, by the name "npu"; see `batchmaker simulate`);
+`batchmaker.planners` (a Planner, by the name "cell"; see `bm.Cell(optimize=True)`).
 """
 
 from __future__ import annotations

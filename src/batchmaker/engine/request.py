@@ -223,7 +223,7 @@ class Ticket:
 
     - arrived_s, started_s, finished_s: when it was submitted, when its first cell began, when it was settled.
     - priority: larger is served first. precedence: twice that, and one more for a chunk; see RequestArrived.
-    - is_urgent: it has a deadline, a priority or a sequence, so it should not wait for more requests to arrive.
+    - is_urgent: it has a deadline, a priority above 0 or a sequence, so it should not wait for more requests to arrive.
     - counted: whether it is counted as a request: no example of the engine, and no control of a sequence.
     - chunk: set if the request is a chunk of a sequence.
     - answer: the object that the caller holds. Callers of many requests have `answers` instead. place: which of theirs.
@@ -271,7 +271,7 @@ class Ticket:
         self.model_id = model_id
         self.priority = priority
         self.precedence = 2 * priority
-        self.is_urgent = deadline_s is not None or priority != 0
+        self.is_urgent = deadline_s is not None or priority > 0
 
     def stream(self, value: Any) -> None:
         """Give `on_value` a value, in the engine's thread. It must return at once."""
