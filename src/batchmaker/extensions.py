@@ -1,7 +1,7 @@
 """What other distributions add: commands, costs of steps, planners. Each names it in an entry point of its own.
 
-Groups: `batchmaker.commands` (a mapping of a name to a Command); `batchmaker.costs` (a function of cell types with their
-modules, the largest batch and a dataflow that returns a LatencyTable, by the name "npu"; see `batchmaker simulate`);
+Groups: `batchmaker.commands` (a mapping of a name to a Command); `batchmaker.costs` (a function of cell types with
+their modules, the largest batch and a dataflow that returns a LatencyTable, by the name "npu"; `batchmaker simulate`);
 `batchmaker.planners` (a Planner, by the name "cell"; see `bm.Cell(optimize=True)`).
 """
 
