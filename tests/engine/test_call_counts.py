@@ -21,6 +21,7 @@ from torch import nn
 import batchmaker as bm
 from batchmaker.executor import task_steps
 from batchmaker.lab import zoo
+from batchmaker.scheduler import live_streams
 
 ROOT = Path(bm.__file__).parent
 
@@ -53,12 +54,13 @@ class Calls:
 
 
 SLOW: Final = "auto:budget_ms=10000"
-"""A task takes all steps that it can, however slow the machine is."""
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
-    monkeypatch.setattr(task_steps, "REPORT_S", math.inf)  # a task is reported at its end, however long it takes
+    """With `SLOW`, a task takes all steps that it can and is reported at its end, however slow the machine is."""
+    monkeypatch.setattr(task_steps, "REPORT_S", math.inf)
+    monkeypatch.setattr(live_streams, "FRAMES", 0)  # no chunk is of a live stream, beside which tasks are short
     counted = Calls()
     threading.setprofile(counted.note)
     yield counted
