@@ -186,9 +186,7 @@ def grnn_space_size(cell: Cell, hidden: int, batch: int) -> int:
     each gate column, and at most 1024 threads.
     """
     gates = 4 if cell == "lstm" else 2
-    shapes = sum(
-        min(gates * width, MAX_THREADS // size) for width in range(1, hidden + 1) for size in GROUP_SIZES
-    )  # fmt: skip
+    shapes = sum(min(gates * width, MAX_THREADS // size) for width in range(1, hidden + 1) for size in GROUP_SIZES)
     return shapes * batch * (1 if cell == "lstm" else 2)
 
 

@@ -19,8 +19,10 @@ PLAIN_ROW_NUMEL = 1 << 18
 """float32 weights up to this number of elements stay plain for a single row."""
 
 PLAIN_ACTIVATIONS: Final[dict[Activation, Callable[[Tensor], Tensor]]] = {
-    "tanh": torch.tanh_, "sigmoid": torch.sigmoid_, "relu": torch.relu_,
-}  # fmt: skip
+    "tanh": torch.tanh_,
+    "sigmoid": torch.sigmoid_,
+    "relu": torch.relu_,
+}
 """Activations in place."""
 
 

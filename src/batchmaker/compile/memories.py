@@ -158,9 +158,10 @@ class _MemoryTrial:
             wide = values[:, None].expand(shape)
             noise = torch.randn(shape, generator=generator)
             self._memories.append(
-                (wide + 0.5 * noise.to(wide.dtype) * wide.abs().amax().clamp(min=0.1)) if wide.is_floating_point()
+                (wide + 0.5 * noise.to(wide.dtype) * wide.abs().amax().clamp(min=0.1))
+                if wide.is_floating_point()
                 else wide.clone()
-            )  # fmt: skip
+            )
         self._others = rows[num_memories:]
 
     def run(self) -> None:

@@ -72,13 +72,11 @@ class NodeLoop:
         """Compute the steps of a task; return how many: all, or those before a token without a row."""
         room, operations = self._room(task.largest), self._operations
         copies = room.copies_of(len(task.keep_tables), task)
-        arguments: tuple[Any, ...] = (
-            task.ends, task.source_tables, task.source_rows, self._row_bytes, task.tables, operations.operations,
-            room.values, *operations.arrays, room.bases, room.floats, room.integers, operations.addresses, self._made,
-            self._parts, task.keep_at, task.keep_rows, task.keep_tables, copies,
+        done = run_nodes(
+            task.ends, (task.source_tables, task.source_rows, self._row_bytes), task.tables, operations.code,
+            room.scratch, self._made, (task.keep_at, task.keep_rows, task.keep_tables, self._parts), copies,
             room.places_of(task.source_rows.shape[1]), room.from_at, self.block,
         )  # fmt: skip
-        done = run_nodes(*arguments)
         self._rooms.append(room)
         return done
 
@@ -149,9 +147,11 @@ class NodeChoice:
         self._faster: NDArray[np.bool_] = np.zeros(0, np.bool_)
 
     def measure(
-        self, call: Callable[..., tuple[Tensor, ...]], example: Callable[[int], tuple[Tensor, ...]],
+        self,
+        call: Callable[..., tuple[Tensor, ...]],
+        example: Callable[[int], tuple[Tensor, ...]],
         batch_sizes: Sequence[int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Find out for up to the largest size. example: makes rows. Takes some 10 ms."""
         ratios: dict[int, float] = {}
         end_s = time.thread_time() + _ALL_S

@@ -21,10 +21,21 @@ from batchmaker.kernels.cpu.machine import (
     write_int64,
     zero_bytes,
 )
-from batchmaker.kernels.cpu.steps import BEGIN, BLOCK, PART, ROW_BYTES, SET_THREADS, SGEMM, SOURCE, hand_out, note_kept
+from batchmaker.kernels.cpu.steps import (
+    BEGIN,
+    BLOCK,
+    PART,
+    ROW_BYTES,
+    SET_THREADS,
+    SGEMM,
+    SOURCE,
+    Kept,
+    hand_out,
+    note_kept,
+)
 
 GATHER, LOOKUP, PRODUCT, PASS, BEST, EACH, COLUMNS, CALL = range(8)
-"""Operations, [code, result, a, b, c, d].
+"""Operations, [kind, result, a, b, c, d].
 
 Rows of input a; rows of the table of c rows at address b by the tokens of value a; value a times weights, at address b
 packed by MKL (0: not) and at d as they are, plus the bias at address c (0: none); pass number a; the place of the
@@ -36,6 +47,13 @@ OPERATION_FIELDS: Final = 6
 
 PROGRAM, PROGRAM_END, SLOT, SLOT_END, BASE, BASE_END, REGISTERS, PASS_WIDTH, PASS_FIELDS = range(9)
 """Fields of a pass: where its instructions, its slots and its bases are, its registers, and numbers in a row."""
+
+Code = tuple[Words, Words, Words, Words, Words, Words, Words]
+"""Operations, and what they refer to: passes; their programs, slots and base values (the values that passes read and
+write, below 0 for none); records; and addresses of functions."""
+
+Scratch = tuple[Words, Words, Floats, Words]
+"""Values, with their addresses; room for the addresses of base values, and for the numbers of records."""
 
 NO_ROW: Final = -1
 """The operation at which `operate` stops if a token has no row."""
@@ -121,21 +139,19 @@ def write_best(at: int, scores: int, n: int, width: int) -> None:
 
 
 @compiled_part
-def operate(
-    k: int, n: int, done: int, from_at: Words, operations: Words, values: Words, passes: Words, programs: Words,
-    slots: Words, base_values: Words, bases: Words, records: Words, floats: Floats, integers: Words, sgemm: int,
-) -> int:  # fmt: skip
+def operate(k: int, n: int, done: int, from_at: Words, code: Code, scratch: Scratch) -> int:
     """Do the operations from k on for n rows, after `done` rows of the step.
 
-    from_at: [inputs, n] addresses of the rows of the inputs. base_values: the values that passes read and write, below
-    0 for none; bases: room for their addresses. Returns len(operations); before, the number of an operation that Python
-    calls; NO_ROW if a token has no row.
+    from_at: [inputs, n] addresses of the rows of the inputs. Returns len(operations); before, the number of an
+    operation that Python calls; NO_ROW if a token has no row.
     """
+    operations, passes, programs, slots, base_values, records, addresses = code
+    values, bases, floats, integers = scratch
     while k < len(operations):
-        code, result, a, b = operations[k, 0], operations[k, 1], operations[k, 2], operations[k, 3]
-        if code == CALL:
+        kind, result, a, b = operations[k, 0], operations[k, 1], operations[k, 2], operations[k, 3]
+        if kind == CALL:
             return k
-        if code == PASS:
+        if kind == PASS:
             low = passes[a, BASE]
             for i in range(low, passes[a, BASE_END]):
                 bases[i] = place(values, base_values[i], done) if base_values[i] >= 0 else 0
@@ -146,21 +162,21 @@ def operate(
             )  # fmt: skip
             k += 1
             continue
-        if code == EACH:
+        if kind == EACH:
             work_on_each(records[a], n, done, values, floats, integers)
             k += 1
             continue
         at, size, width = place(values, result, done), values[result, VALUE_BYTES], values[result, WIDTH]
-        if code == GATHER:
+        if kind == GATHER:
             gather_rows(from_at, a, n, at, size)
-        elif code == LOOKUP:
+        elif kind == LOOKUP:
             if not look_up(place(values, a, done), n, b, operations[k, 4], at, size):
                 return NO_ROW
-        elif code == PRODUCT:
-            multiply_rows(n, place(values, a, done), at, values[a, WIDTH], width, b, operations[k, 5], sgemm)
+        elif kind == PRODUCT:
+            multiply_rows(n, place(values, a, done), at, values[a, WIDTH], width, b, operations[k, 5], addresses[SGEMM])
             if operations[k, 4]:
                 add_bias(at, n, width, operations[k, 4])
-        elif code == COLUMNS:
+        elif kind == COLUMNS:
             source, step = place(values, a, done) + operations[k, 4], values[a, VALUE_BYTES]
             for row in range(n):
                 copy_bytes(at + row * size + operations[k, 5], source + row * step, b)
@@ -172,20 +188,19 @@ def operate(
 
 @compiled_arithmetic
 def run_nodes(
-    ends: Words, of: Words, rows: Words, row_bytes: Words, tables: Words, operations: Words, values: Words,
-    passes: Words, programs: Words, slots: Words, base_values: Words, records: Words, bases: Words, floats: Floats,
-    integers: Words, addresses: Words, made: Words, parts: Words, keep_at: Words, keep_rows: Words, keep_tables: Words,
-    copies: Words, places: Words, from_at: Words, block: int,
+    ends: Words, inputs: tuple[Words, Words, Words], tables: Words, code: Code, scratch: Scratch, made: Words,
+    kept: Kept, copies: Words, places: Words, from_at: Words, block: int,
 ) -> int:  # fmt: skip
     """Compute the steps of a task of single nodes; return how many: all, or those before a token without a row.
 
-    of, rows: [inputs, positions] tables and rows of the inputs; row_bytes: [inputs]. tables: addresses. made: [outputs]
-    the values that are the outputs, and parts: their numbers. They have room for a whole step, and are handed out at
-    its end, since a row that is written may be one that a node of the step reads. copies, keep_at, keep_rows,
-    keep_tables: as for recurrent steps. places: room for [positions]. block: rows that are computed together; from_at:
-    room for [inputs, block]. The rest is as for `operate`.
+    inputs: tables and rows [inputs, positions], and bytes of a row [inputs]. tables: addresses. made: [outputs] the
+    values that are the outputs. They have room for a whole step, and are handed out at its end, since a row that is
+    written may be one that a node of the step reads. copies: as for recurrent steps. places: room for [positions].
+    block: rows that are computed together; from_at: room for [inputs, block].
     """
-    note_kept(copies, tables, parts, keep_at, keep_rows, keep_tables)
+    of, rows, row_bytes = inputs
+    values, addresses = scratch[0], code[6]
+    note_kept(copies, tables, kept)
     for i in range(len(copies)):
         copies[i, SOURCE] = values[made[copies[i, PART]], ADDRESS]
         copies[i, ROW_BYTES] = values[made[copies[i, PART]], VALUE_BYTES]
@@ -201,10 +216,7 @@ def run_nodes(
                 for b in range(n):
                     table = of[port, first + b]
                     from_at[port, b] = tables[table] + rows[port, first + b] * row_bytes[port] if table else 0
-            k = operate(
-                BEGIN, n, first - begin, from_at, operations, values, passes, programs, slots, base_values, bases,
-                records, floats, integers, addresses[SGEMM],
-            )  # fmt: skip
+            k = operate(BEGIN, n, first - begin, from_at, code, scratch)
             if k == NO_ROW:
                 all_have_rows = False
                 break

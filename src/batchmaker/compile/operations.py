@@ -34,6 +34,8 @@ from batchmaker.compile.node_steps import (
     PASS,
     PASS_FIELDS,
     PRODUCT,
+    Code,
+    Scratch,
 )
 from batchmaker.compile.passes.atoms import gate_by_gate
 from batchmaker.compile.passes.cheaper import cheaper_sums
@@ -122,8 +124,8 @@ class Writer:
         depends = dependencies(cell.graph)
         self._constant = {node for node in cell.graph.nodes if node.op != "output" and depends[node] <= {BATCH}}
 
-    def arrays(self) -> tuple[Words, ...]:
-        """Return what `operate` takes after `values`: passes, programs, slots, base values, and records."""
+    def arrays(self) -> tuple[Words, Words, Words, Words, Words]:
+        """Return what a Code has after its operations: passes, programs, slots, base values, and records."""
         return (
             np.array(self._passes, np.int64).reshape(-1, PASS_FIELDS),
             np.concatenate([np.zeros((0, 5), np.int64), *self._programs]),
@@ -378,9 +380,7 @@ class Writer:
     def _call(self, nodes: Sequence[fx.Node]) -> None:
         """Write operations that torch does, together."""
         inside = set(nodes)
-        reads = list(dict.fromkeys(
-            source for node in nodes for source in self._sources(node) if source not in inside
-        ))  # fmt: skip
+        reads = list(dict.fromkeys(source for node in nodes for source in self._sources(node) if source not in inside))
         results = [node for node in nodes if any(user not in inside for user in node.users)]
         specs = [(node, self._rows_of(node)) for node in results]
         if not reads or any(rows is None for _, rows in specs) or any(self._rows_of(node) is None for node in reads):
@@ -431,10 +431,10 @@ class Operations:
         self.operations = np.array(writer.operations, np.int64).reshape(-1, OPERATION_FIELDS)
         self.values = np.array(writer.values, np.int64).reshape(-1, VALUE_FIELDS)
         self.values[sorted(set(stays)), STAYS] = 1
-        self.arrays = writer.arrays()
         self.shapes = writer.shapes
         self._kept = writer.kept
         self.addresses: Words = np.zeros(NUM_ADDRESSES, np.int64)
+        self.code: Code = (self.operations, *writer.arrays(), self.addresses)
         functions = library()
         if writer.num_weights and functions.sgemm is not None:
             self.addresses[SGEMM] = address_of(functions.sgemm)
@@ -453,9 +453,7 @@ class Fetches(Protocol):
 
 
 class ValueRoom:
-    """The memory of a call, for steps of up to `largest` rows. values: with their addresses. bases, floats, integers:
-    as for `operate`.
-    """
+    """The memory of a call, for steps of up to `largest` rows. values: with their addresses. scratch: see Scratch."""
 
     def __init__(self, of: Operations, largest: int, block: int) -> None:
         self.largest = largest
@@ -466,8 +464,9 @@ class ValueRoom:
         start = -self._memory.ctypes.data % LINE
         self._starts = (start + np.cumsum(sizes) - sizes).tolist()
         self.values[:, ADDRESS] = self._memory.ctypes.data + np.array(self._starts, np.int64)
-        self.bases = np.zeros(len(of.arrays[3]), np.int64)
-        self.floats, self.integers = np.empty((4, CHUNK), np.float64), np.empty((4, CHUNK), np.int64)
+        bases = np.zeros(len(of.code[4]), np.int64)
+        floats, integers = np.empty((4, CHUNK), np.float64), np.empty((4, CHUNK), np.int64)
+        self.scratch: Scratch = (self.values, bases, floats, integers)
         self._copies: Words = np.empty((8, COPY_FIELDS), np.int64)
 
     def copies_of(self, kept: int, task: Fetches) -> Words:

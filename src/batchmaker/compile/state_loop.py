@@ -149,12 +149,12 @@ class StateLoop:
         hoisted_at = np.array([values.data_ptr() for values in task.hoisted], np.int64)
         state_at = np.array([values.data_ptr() for values in task.state], np.int64)
         arguments: tuple[Any, ...] = (
-            room.cursor, task.ends, task.lanes, task.nodes, task.tables, hoisted_at, state_at, self._row_bytes,
-            task.move_at, task.move_tables, task.move_rows, task.keep_at, task.keep_rows, task.keep_tables,
-            room.copies_of(len(task.keep_tables), task), self._made, self._parts, self._fed_by, operations.operations,
-            room.values, *operations.arrays, room.bases, room.floats, room.integers, operations.addresses,
-            found.test_of, found.last, found.output_of, found.over, found.constants, by_python, stopped, skipped,
-            *room.positions, room.from_at, room.block,
+            room.cursor, (task.ends, task.lanes, task.nodes), task.tables, (hoisted_at, state_at, self._row_bytes),
+            (task.move_at, task.move_tables, task.move_rows),
+            (task.keep_at, task.keep_rows, task.keep_tables, self._parts),
+            room.copies_of(len(task.keep_tables), task), (self._made, self._fed_by), operations.code, room.scratch,
+            (found.test_of, found.last, found.output_of, found.over, found.constants), by_python, (stopped, skipped),
+            room.positions, room.from_at, room.block,
         )  # fmt: skip
         cursor = room.cursor
         while (why := run_states(*arguments)) != DONE:
@@ -209,9 +209,8 @@ class StateLoop:
     # --- what Python does ------------------------------------------------------------------------------------------
 
     def _test(
-        self, room: _StateRoom, tests: Any, cell: str, nodes: Words, stopped: Flags,
-        failed: dict[int, str],
-    ) -> None:  # fmt: skip
+        self, room: _StateRoom, tests: Any, cell: str, nodes: Words, stopped: Flags, failed: dict[int, str]
+    ) -> None:
         """Apply the stop tests after a step."""
         count = int(room.cursor[RUNNING])
         if count == 0:
@@ -328,9 +327,11 @@ class StateChoice:
     """
 
     def __init__(
-        self, loop: StateLoop | None, step: Callable[..., tuple[Tensor, ...]],
+        self,
+        loop: StateLoop | None,
+        step: Callable[..., tuple[Tensor, ...]],
         example: Callable[[int], tuple[Tensor, ...]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.loop, self._step, self._example = loop, step, example
         self.faster: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._measuring = threading.Lock()

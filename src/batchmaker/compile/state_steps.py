@@ -6,9 +6,9 @@ raised, leaves everything as the step before has left it.
 
 from __future__ import annotations
 
-from batchmaker.compile.node_steps import NO_ROW, operate
+from batchmaker.compile.node_steps import NO_ROW, Code, Scratch, operate
 from batchmaker.compile.passes.interpreter import Words
-from batchmaker.compile.typed_steps import ADDRESS, FLOAT32, KIND, VALUE_BYTES, Floats, number_at
+from batchmaker.compile.typed_steps import ADDRESS, FLOAT32, KIND, VALUE_BYTES, number_at
 from batchmaker.compiled import compiled_arithmetic, compiled_part
 from batchmaker.kernels.cpu.machine import call_with_number, copy_bytes, int64_at
 from batchmaker.kernels.cpu.steps import (
@@ -16,9 +16,9 @@ from batchmaker.kernels.cpu.steps import (
     PART,
     ROW_BYTES,
     SET_THREADS,
-    SGEMM,
     SOURCE,
     Flags,
+    Kept,
     bring,
     hand_out_one,
     note_kept,
@@ -33,13 +33,25 @@ DONE, AT_CALL, AT_TEST, AT_NO_ROW = range(4)
 to apply the stop tests of the step that has just ended; a token has no row."""
 
 
+Inputs = tuple[Words, Words, Words]
+"""Addresses of the hoisted inputs' rows, by position, and of the state's, by lane; bytes of a row of each: [inputs]."""
+
+StateMoves = tuple[Words, Words, Words]
+"""The positions whose state is not in its lane yet, ascending; and its tables and rows, [state inputs, moves]."""
+
+Places = tuple[Words, Words, Words]
+"""Room for [positions]: those of a step that run; for each position its row among them, and its lane, or -1 if it does
+not run."""
+
+Tests = tuple[Words, Words, Words, Flags, Words]
+"""test_of, last_of, output_of, over and constants of StopTests."""
+
+
 @compiled_part
-def note_outputs(
-    copies: Words, tables: Words, parts: Words, keep_at: Words, keep_rows: Words, keep_tables: Words, made: Words,
-    values: Words, state_at: Words, row_bytes: Words,
-) -> None:  # fmt: skip
+def note_outputs(copies: Words, tables: Words, kept: Kept, made: Words, values: Words, inputs: Inputs) -> None:
     """Define the copies of outputs to rows of tables, and the sources of all copies."""
-    note_kept(copies, tables, parts, keep_at, keep_rows, keep_tables)
+    _, state_at, row_bytes = inputs
+    note_kept(copies, tables, kept)
     hoisted = len(row_bytes) - len(state_at)
     for i in range(len(copies)):
         value = made[copies[i, PART]]
@@ -49,15 +61,16 @@ def note_outputs(
 
 @compiled_part
 def begin_step(
-    first: int, last: int, move: int, lanes: Words, nodes: Words, over: Flags, tables: Words, move_at: Words,
-    move_tables: Words, move_rows: Words, state_at: Words, row_bytes: Words, running: Words, places: Words, held: Words,
-    skipped: Flags,
+    first: int, last: int, move: int, lanes: Words, nodes: Words, over: Flags, tables: Words, moves: StateMoves,
+    inputs: Inputs, room: Places, skipped: Flags,
 ) -> tuple[int, int]:  # fmt: skip
     """Bring the states that move, and collect the positions of a step that run; return the next move and their number.
 
-    running: written. places, held: [positions] for each position its row among those that run, and its lane; -1 if it
-    does not run.
+    room, skipped: written.
     """
+    move_at, move_tables, move_rows = moves
+    _, state_at, row_bytes = inputs
+    running, places, held = room
     states = len(row_bytes) - len(move_tables)
     while move < len(move_at) and move_at[move] < last:
         lane = lanes[move_at[move]]
@@ -78,11 +91,9 @@ def begin_step(
 
 
 @compiled_part
-def find_rows(
-    n: int, done: int, running: Words, lanes: Words, hoisted_at: Words, state_at: Words, row_bytes: Words,
-    from_at: Words,
-) -> None:  # fmt: skip
+def find_rows(n: int, done: int, running: Words, lanes: Words, inputs: Inputs, from_at: Words) -> None:
     """Write the addresses of the inputs of n rows: hoisted values by position, then state by lane."""
+    hoisted_at, state_at, row_bytes = inputs
     for port in range(len(hoisted_at)):
         for b in range(n):
             from_at[port, b] = hoisted_at[port] + running[done + b] * row_bytes[port]
@@ -114,10 +125,10 @@ def holds(values: Words, watched: int, row: int, constant: int) -> bool:
 
 @compiled_part
 def end_loops(
-    count: int, running: Words, nodes: Words, values: Words, watched: Words, test_of: Words, last_of: Words,
-    output_of: Words, over: Flags, constants: Words, stopped: Flags,
-) -> None:  # fmt: skip
-    """Record the loops that end with a step. watched: [outputs] the value of each. The rest is as in StopTests."""
+    count: int, running: Words, nodes: Words, values: Words, watched: Words, tests: Tests, stopped: Flags
+) -> None:
+    """Record the loops that end with a step. watched: [outputs] the value of each."""
+    test_of, last_of, output_of, over, constants = tests
     for b in range(count):
         p = running[b]
         node = nodes[p]
@@ -132,24 +143,26 @@ def end_loops(
 
 @compiled_arithmetic
 def run_states(
-    cursor: Words, ends: Words, lanes: Words, nodes: Words, tables: Words, hoisted_at: Words, state_at: Words,
-    row_bytes: Words, move_at: Words, move_tables: Words, move_rows: Words, keep_at: Words, keep_rows: Words,
-    keep_tables: Words, copies: Words, made: Words, parts: Words, fed_by: Words, operations: Words, values: Words,
-    passes: Words, programs: Words, slots: Words, base_values: Words, records: Words, bases: Words, floats: Floats,
-    integers: Words, addresses: Words, test_of: Words, last_of: Words, output_of: Words, over: Flags, constants: Words,
-    by_python: bool, stopped: Flags, skipped: Flags, running: Words, places: Words, held: Words, from_at: Words,
-    block: int,
+    cursor: Words, steps: tuple[Words, Words, Words], tables: Words, inputs: Inputs, moves: StateMoves, kept: Kept,
+    copies: Words, results: tuple[Words, Words], code: Code, scratch: Scratch, tests: Tests, by_python: bool,
+    ended: tuple[Flags, Flags], room: Places, from_at: Words, block: int,
 ) -> int:  # fmt: skip
     """Compute steps of a task from the cursor on, until all are done or Python has to do something.
 
-    hoisted_at, state_at: addresses of the inputs' rows, by position and by lane; row_bytes: [inputs]. made: [outputs]
-    the values that are the outputs; below 0, ~k for part k of the state, unchanged. parts: [outputs] their numbers.
-    copies: the fetches, with room before them for the kept outputs. by_python: whether Python applies the stop tests.
-    running, places, held: room for [positions]; from_at: for [inputs, block]. A step of more than `block` rows has no
-    calls. The rest is as in LoopTask, `operate` and StopTests.
+    steps: ends, lanes and nodes of the StateTask. tables: addresses. copies: the fetches, with room before them for the
+    kept outputs. results: the values that are the outputs, below 0, ~k for part k of the state, unchanged; and those
+    that feed the state, below 0 if it is unchanged. by_python: whether Python applies the stop tests. ended:
+    [positions] where loops stopped and what did not run. from_at: room for [inputs, block]. A step of more than `block`
+    rows has no calls.
     """
+    ends, lanes, nodes = steps
+    made, fed_by = results
+    values, operations, addresses = scratch[0], code[0], code[6]
+    over = tests[3]
+    stopped, skipped = ended
+    running, places, held = room
     if cursor[STEPS] == 0 and cursor[OPERATION] < 0:
-        note_outputs(copies, tables, parts, keep_at, keep_rows, keep_tables, made, values, state_at, row_bytes)
+        note_outputs(copies, tables, kept, made, values, inputs)
     threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
     why = DONE
     step, move, k, count = cursor[STEPS], cursor[MOVE], cursor[OPERATION], cursor[RUNNING]
@@ -157,18 +170,12 @@ def run_states(
         first, last = ends[step - 1] if step else BEGIN, ends[step]
         if k < 0:
             k = BEGIN
-            move, count = begin_step(
-                first, last, move, lanes, nodes, over, tables, move_at, move_tables, move_rows, state_at, row_bytes,
-                running, places, held, skipped,
-            )  # fmt: skip
+            move, count = begin_step(first, last, move, lanes, nodes, over, tables, moves, inputs, room, skipped)
         begun, after = k, len(operations)
         for done in range(BEGIN, count, block):
             n = min(count - done, block)
-            find_rows(n, done, running, lanes, hoisted_at, state_at, row_bytes, from_at)
-            after = operate(
-                begun, n, done, from_at, operations, values, passes, programs, slots, base_values, bases, records,
-                floats, integers, addresses[SGEMM],
-            )  # fmt: skip
+            find_rows(n, done, running, lanes, inputs, from_at)
+            after = operate(begun, n, done, from_at, code, scratch)
             if after < len(operations):
                 break
         k = after
@@ -180,14 +187,14 @@ def run_states(
             break
         for i in range(len(copies)):
             hand_out_one(copies, i, last, places if made[copies[i, PART]] >= 0 else held)
-        keep_states(count, running, lanes, state_at, fed_by, values)
+        keep_states(count, running, lanes, inputs[1], fed_by, values)
         step += 1
         k = -1
         if by_python:
             why = AT_TEST
             break
         if len(over):
-            end_loops(count, running, nodes, values, made, test_of, last_of, output_of, over, constants, stopped)
+            end_loops(count, running, nodes, values, made, tests, stopped)
     cursor[STEPS], cursor[MOVE], cursor[OPERATION], cursor[RUNNING] = step, move, k, count
     if addresses[SET_THREADS]:
         call_with_number(addresses[SET_THREADS], threads)

@@ -264,11 +264,12 @@ class Loop:
         now_s = self._clock.now_s()
         late = [t for t in self._unanswered.tickets() if t.deadline_s is not None and t.deadline_s <= now_s]
         self._unanswered.answer_instead(
-            late, lambda ticket: DeadlineError(
+            late,
+            lambda ticket: DeadlineError(
                 f"request {ticket.request_id}: not done by its deadline, {ticket.due_after_s:.3f} s after it arrived; "
                 f"the engine's thread has been busy with one turn for {beat.busy_for_s:.1f} s ({beat.doing})"
-            )
-        )  # fmt: skip
+            ),
+        )
 
     def _leave_behind(self) -> None:
         """Answer every request, since the thread has not ended in time. If it goes on, it cancels its work and ends."""

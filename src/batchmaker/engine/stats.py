@@ -136,9 +136,11 @@ class ServiceStats:
 
     def __str__(self) -> str:
         p50, p90, p99 = (self.latency.percentile_ms(percent) for percent in (50, 90, 99))
-        said = f"{self.answered} answered, p50 {p50:.1f} ms, p90 {p90:.1f} ms, p99 {p99:.1f} ms" if self.answered else (
-            "none answered"
-        )  # fmt: skip
+        said = (
+            f"{self.answered} answered, p50 {p50:.1f} ms, p90 {p90:.1f} ms, p99 {p99:.1f} ms"
+            if self.answered
+            else ("none answered")
+        )
         if self.failed:
             said += "; failed: " + ", ".join(f"{count} {kind}" for kind, count in sorted(self.failed.items()))
         if self.with_deadline:

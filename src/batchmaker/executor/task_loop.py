@@ -222,7 +222,9 @@ def _room(count: int, spec: ValueSpec) -> NDArray[Any]:
 def _as_values(task: RunTask, fetched: tuple[NDArray[Any], ...], cell: BoundCell) -> tuple[Tensor, ...]:
     """Return the filled arrays as tensors: the values of the task's fetches."""
     values = map(torch.from_numpy, fetched)
-    return tuple([
-        rows.view(torch.bfloat16) if cell.outputs[fetch.output].dtype == "bfloat16" else rows
-        for rows, fetch in zip(values, task.fetches, strict=True)
-    ])  # fmt: skip
+    return tuple(
+        [
+            rows.view(torch.bfloat16) if cell.outputs[fetch.output].dtype == "bfloat16" else rows
+            for rows, fetch in zip(values, task.fetches, strict=True)
+        ]
+    )

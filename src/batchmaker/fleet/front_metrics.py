@@ -48,17 +48,20 @@ class _FrontMetrics(Collector):
             "batchmaker_fleet_retried_requests", "Requests that a second replica got", value=self._front.num_retried
         )
         yield CounterMetricFamily(
-            "batchmaker_fleet_refused_requests", "Requests refused by the front, since every replica had enough",
+            "batchmaker_fleet_refused_requests",
+            "Requests refused by the front, since every replica had enough",
             value=self._balancer.num_refused,
-        )  # fmt: skip
+        )
         yield CounterMetricFamily(
-            "batchmaker_fleet_lost_sequences", "Sequences that ended with their replica",
+            "batchmaker_fleet_lost_sequences",
+            "Sequences that ended with their replica",
             value=self._balancer.num_lost_sequences,
-        )  # fmt: skip
+        )
         yield CounterMetricFamily(
-            "batchmaker_fleet_moved_sequences", "Sequences that a replica which left has handed over to another",
+            "batchmaker_fleet_moved_sequences",
+            "Sequences that a replica which left has handed over to another",
             value=self._balancer.num_moved_sequences,
-        )  # fmt: skip
+        )
         yield GaugeMetricFamily("batchmaker_fleet_calls", "Calls in progress", value=self._front.num_active)
 
 

@@ -58,8 +58,9 @@ class CacheDirectory:
                 _LOG.warning(
                     "%s: the cache cannot be written (%s). Work goes on without it; give another directory with "
                     "--cache or XDG_CACHE_HOME.",
-                    self.root, error.strerror or error,
-                )  # fmt: skip
+                    self.root,
+                    error.strerror or error,
+                )
             self._warned = True
 
     @staticmethod

@@ -77,10 +77,12 @@ def fitted(cell: CalledCell, given: Sequence[Any], known: CellType, first: int =
 
 def as_floats(given: Sequence[Any], specs: tuple[ValueSpec, ...], dtype: str) -> tuple[ValueSpec, ...]:
     """Return specs in which integers that came with the request are floats."""
-    return tuple([
-        ValueSpec(spec.shape, dtype) if isinstance(argument, HostValues) and spec.dtype == "int64" else spec
-        for argument, spec in zip(given, specs, strict=False)
-    ])  # fmt: skip
+    return tuple(
+        [
+            ValueSpec(spec.shape, dtype) if isinstance(argument, HostValues) and spec.dtype == "int64" else spec
+            for argument, spec in zip(given, specs, strict=False)
+        ]
+    )
 
 
 def integers(cell: CalledCell, given: Any, what: str) -> NDArray[np.int64]:

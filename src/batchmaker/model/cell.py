@@ -325,10 +325,8 @@ class Cell:
             else:
                 given[memory] = argument
         return [
-            self._memory(scope, argument, port)
-            for port, argument in enumerate(given)
-            if not self.memories[port].own
-        ], tuple(others)  # fmt: skip
+            self._memory(scope, argument, port) for port, argument in enumerate(given) if not self.memories[port].own
+        ], tuple(others)
 
     def _memories(self, scope: UnfoldingScope, memory: Any) -> list[ValueSequence]:
         """Return the memories that `memory=` of a run, loop or map gives."""
@@ -457,9 +455,7 @@ class Cell:
             *[single(self, part, None, port) for port, part in enumerate(arguments, start=first)],
         ]
 
-    def _first_call(
-        self, scope: UnfoldingScope, arguments: Sequence[Any], memories: list[ValueSequence]
-    ) -> Calls:  # fmt: skip
+    def _first_call(self, scope: UnfoldingScope, arguments: Sequence[Any], memories: list[ValueSequence]) -> Calls:
         """Return the object that adds this request's calls, at the first of them."""
         known = scope.types.known(self)
         if known is None:

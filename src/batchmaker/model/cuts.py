@@ -22,9 +22,7 @@ Place = tuple[int, int]
 
 REQUEST: Final = -1
 
-_NORMS = (
-    nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm, nn.PReLU,
-)  # fmt: skip
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm, nn.PReLU)
 _LAYERS = frozenset(
     """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution linear bilinear embedding
     embedding_bag lstm gru rnn_tanh rnn_relu lstm_cell gru_cell""".split()  # noqa: SIM905

@@ -46,9 +46,9 @@ class Floats:
         return next(filter(self._runs, candidates), None)
 
     def _changed(self, inputs: Specs, ports: Sequence[int]) -> Specs:
-        return tuple([
-            dataclasses.replace(spec, dtype=self.dtype) if port in ports else spec for port, spec in enumerate(inputs)
-        ])  # fmt: skip
+        return tuple(
+            [dataclasses.replace(spec, dtype=self.dtype) if port in ports else spec for port, spec in enumerate(inputs)]
+        )
 
     def _runs(self, inputs: Specs) -> bool:
         batches = [self.trial.batch(inputs, num_rows) for num_rows in self.trial.sizes()[:1]]

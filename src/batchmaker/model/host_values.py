@@ -187,9 +187,9 @@ def _dense(tensor: torch.Tensor, where: str) -> torch.Tensor:
     return tensor.cpu().resolve_neg()
 
 
-_INTEGERS: Final = frozenset((
-    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
-))  # fmt: skip
+_INTEGERS: Final = frozenset(
+    (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+)
 _KINDS: Final = {"f": "f", "i": "i", "u": "i", "b": "b"}
 
 _TAKES: Final = {"f": "fi", "i": "i", "b": "b"}

@@ -47,10 +47,12 @@ ITERATORS: Final[frozenset[Any]] = frozenset((
 ))  # fmt: skip
 """Made by the function itself: one that was there before is refused."""
 
-OURS: Final = frozenset([
-    id(vars(module))
-    for module in (arguments, cell, decisions, host_values, recorder, scope, stand_ins, trees, values)
-])  # fmt: skip
+OURS: Final = frozenset(
+    [
+        id(vars(module))
+        for module in (arguments, cell, decisions, host_values, recorder, scope, stand_ins, trees, values)
+    ]
+)
 """The globals of functions that unfold functions call, and that read nothing but their arguments and the registry."""
 CALLED_ON_CELLS: Final = frozenset(("__call__", "run", "loop", "map", "tree", "at"))
 

@@ -55,9 +55,9 @@ from batchmaker.model.operands import Operands
 from batchmaker.model.stand_ins import StandIn, kind_of
 
 _FOREIGN: Final = (frozenset(sys.stdlib_module_names) - {"__main__"}) | {"numpy", "torch"}
-_BUILT_IN: Final = frozenset((
-    BuiltinFunctionType, MethodWrapperType, WrapperDescriptorType, *[type(one) for one in PURE]
-)) - {FunctionType, type}  # fmt: skip
+_BUILT_IN: Final = frozenset(
+    (BuiltinFunctionType, MethodWrapperType, WrapperDescriptorType, *[type(one) for one in PURE])
+) - {FunctionType, type}
 _NEVER: Final = 0x80 | 0x100 | 0x200
 """The flags of code of coroutines and asynchronous generators."""
 

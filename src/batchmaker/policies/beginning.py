@@ -153,7 +153,7 @@ def behind_their_equals(line: Slots, hopeless: NDArray[np.bool_], priority: Step
 @compiled
 def num_candidates(
     first: Slots, num_waiting: int, in_flight: Slots, requests: RequestColumns, known: AutoTables, seconds: Seconds
-) -> int:  # fmt: skip
+) -> int:
     """Learn from those in flight and the first in line; return how many of the line have to be looked at."""
     see_parts(in_flight, requests, known)
     see_parts(first, requests, known)

@@ -141,9 +141,10 @@ class StepsLeft:
             fixed=np.array(
                 [p.fixed(self.share) if self.lengths == "fixed" else 0 for _, _, p in self.predicted], np.int64
             ),
-            edges=np.full((num, edges), np.iinfo(np.int64).max), tables=np.zeros((num, *shape), np.int64),
+            edges=np.full((num, edges), np.iinfo(np.int64).max),
+            tables=np.zeros((num, *shape), np.int64),
             widths=np.array([table.shape[1] for table in tables], np.int64),
-        )  # fmt: skip
+        )
         for which, ((_, _, profile), table) in enumerate(zip(self.predicted, tables, strict=True)):
             found.edges[which, : len(profile.edges)] = profile.edges
             found.tables[which, : table.shape[0], : table.shape[1]] = table

@@ -75,9 +75,7 @@ def count_chains(ready: Ids, in_flight: Slots, left: Ids, width: Seconds, indepe
 
 
 @compiled
-def _count_finishing(
-    in_flight: Slots, requests: RequestColumns, now_s: float, until_s: float, finishing: Ids
-) -> Ids:  # fmt: skip
+def _count_finishing(in_flight: Slots, requests: RequestColumns, now_s: float, until_s: float, finishing: Ids) -> Ids:
     """Count for each type the requests that one call of it would finish: [types], in `finishing`.
 
     Returns how many of these have a deadline between now and `until_s`.

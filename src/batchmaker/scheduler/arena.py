@@ -86,9 +86,7 @@ def _wider(table: NDArray[np.int64], size: int, fill: int = 0) -> Ids:
 class Arena:
     """Makes the tables and lets them grow. Each table is an attribute; see State."""
 
-    _NODE_ROWS = (
-        "state", "subgraph", "request", "pending", "uses", "held", "row", "fetch", "first_edge", "num_edges",
-    )  # fmt: skip
+    _NODE_ROWS = ("state", "subgraph", "request", "pending", "uses", "held", "row", "fetch", "first_edge", "num_edges")
     _SUBGRAPH_ROWS = (
         "type", "head", "size", "span", "external", "pin", "in_flight", "sequence", "end", "open_ended", "lane",
         "lane_worker",

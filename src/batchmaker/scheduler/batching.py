@@ -149,9 +149,7 @@ def _depth(
 
 
 @compiled_inline
-def _num_beside(
-    nodes: Ids, requests: Ids, keys: Ids, known_s: NDArray[np.float64], max_batch: int
-) -> int:  # fmt: skip
+def _num_beside(nodes: Ids, requests: Ids, keys: Ids, known_s: NDArray[np.float64], max_batch: int) -> int:
     """Return the most rows of a step while live streams are served: all chunks, and others for `SHORT_TASK_S`.
 
     keys: the candidates. known_s: of the type; see State. A size of which nothing is known is expected to take its

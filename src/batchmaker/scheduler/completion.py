@@ -224,11 +224,13 @@ class Completion:
     def _kept(self, answered: Nodes, stored: Nodes) -> None:
         """Note what the sequences of answered requests keep. stored: see `store_kept`."""
         state = self._state
-        made = state.store.put([
-            (chunk.sequence, base, first, len(chunk.kept))
-            for slot, base, first in zip(answered.tolist(), *stored.tolist(), strict=True)
-            if (chunk := state.chunks.get(slot)) is not None
-        ])  # fmt: skip
+        made = state.store.put(
+            [
+                (chunk.sequence, base, first, len(chunk.kept))
+                for slot, base, first in zip(answered.tolist(), *stored.tolist(), strict=True)
+                if (chunk := state.chunks.get(slot)) is not None
+            ]
+        )
         if state.depths is not None:
             for nodes in made:
                 state.depths.rest(nodes.nodes)

@@ -246,9 +246,10 @@ class GraphCopies:
         subgraphs = slice(extent.first_subgraph, extent.first_subgraph + extent.num_subgraphs)
         edges = slice(extent.first_edge, extent.first_edge + extent.num_edges)
         end, external = arena.end[subgraphs], arena.external[subgraphs]
-        self._counts.add(number, np.array([
-            [extent.first_local, extent.num_nodes, extent.num_subgraphs, extent.num_edges],
-        ], np.int64).T)  # fmt: skip
+        self._counts.add(
+            number,
+            np.array([[extent.first_local, extent.num_nodes, extent.num_subgraphs, extent.num_edges]], np.int64).T,
+        )
         self._nodes.add(number, np.array([
             arena.subgraph[nodes] - extent.first_subgraph, arena.pending[nodes], arena.uses[nodes], arena.fetch[nodes],
             arena.num_edges[nodes], arena.first_edge[nodes] - extent.first_edge,
@@ -299,8 +300,9 @@ class GraphCopies:
         arena, numbers = self._arena, np.array([form.number for form in forms], np.int64)
         columns[_COUNTS, :] = self._counts.columns[:, numbers]
         for kind, first, count in (
-            (SUBGRAPHS, FIRST_SUBGRAPH, NUM_SUBGRAPHS), (EDGES, EXTENT_FIRST_EDGE, EXTENT_NUM_EDGES),
-        ):  # fmt: skip
+            (SUBGRAPHS, FIRST_SUBGRAPH, NUM_SUBGRAPHS),
+            (EDGES, EXTENT_FIRST_EDGE, EXTENT_NUM_EDGES),
+        ):
             arena.fit(kind, columns[count])
             columns[first] = arena.allocate(kind, columns[count])
         columns[BASE] = bases

@@ -391,9 +391,9 @@ class Scheduler(View):
             self._end(slot, FailureKind.MEMORY, reason, commands)
         if slots:
             self._take_graphs(graphs, slots, commands)
-        self._completion.drop_handles([
-            (slot, first, count) for slot in slots for first, count in together[slot].dropped if count
-        ])  # fmt: skip
+        self._completion.drop_handles(
+            [(slot, first, count) for slot in slots for first, count in together[slot].dropped if count]
+        )
         self._completion.drop_all([slot for slot in slots if not arena.requests[OPEN, slot]])
         self._reply_if_done(np.array(slots, np.int64), commands)
 

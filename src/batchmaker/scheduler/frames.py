@@ -304,9 +304,7 @@ class Frames:
 
     def _write(self, region: Region) -> int:
         needs = region.num_needs
-        items = [
-            self._write_item(item, needs[k], region.follows[k], region) for k, item in enumerate(region.items)
-        ]  # fmt: skip
+        items = [self._write_item(item, needs[k], region.follows[k], region) for k, item in enumerate(region.items)]
         outputs, constants = self._add(region.outputs), self._add([n for pair in region.constants for n in pair])
         held = self._add([n for three in region.held for n in three])
         header = [0] * int(HEADER_WORDS)

@@ -31,9 +31,9 @@ WAITING, READY, SUBMITTED, DONE = range(4)
 
 # --- subgraphs --------------------------------------------------------------------------------------------------------
 
-(
-    TYPE, HEAD, SIZE, SPAN, EXTERNAL, PIN, IN_FLIGHT, SEQUENCE, END, OPEN_ENDED, LANE, LANE_WORKER, SUBGRAPH_FIELDS,
-) = range(13)  # fmt: skip
+(TYPE, HEAD, SIZE, SPAN, EXTERNAL, PIN, IN_FLIGHT, SEQUENCE, END, OPEN_ENDED, LANE, LANE_WORKER, SUBGRAPH_FIELDS) = (
+    range(13)
+)
 """
 - TYPE: its cell type. HEAD: its first node; of a free extent, the next free one. SIZE: its number of nodes. SPAN: how
   many numbers there are from its first to its last node.

@@ -84,9 +84,7 @@ def _put(result: Ids, at: int, values: Ids) -> int:
 
 
 @compiled
-def retire(
-    addresses: Ids, task: Ids, first: int, end: int, stopped: Flags, answer: bool, busy_s: float
-) -> Ids:  # fmt: skip
+def retire(addresses: Ids, task: Ids, first: int, end: int, stopped: Flags, answer: bool, busy_s: float) -> Ids:
     """Update the tables after steps `first` to before `end` of a task have run.
 
     task: see `packed`. stopped: [positions of these steps] whether a value has ended the run; empty if none has.

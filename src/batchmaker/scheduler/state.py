@@ -154,9 +154,8 @@ class SchedulerState:
         self.priorities = Priorities(arena)
         self.tables = Tables(arena)
         self.admission = GraphAdmission(
-            arena, self.tables, plan_rows=plan_rows, node_by_node=policy.node_by_node,
-            own_type_follows=own_type_follows,
-        )  # fmt: skip
+            arena, self.tables, plan_rows=plan_rows, node_by_node=policy.node_by_node, own_type_follows=own_type_follows
+        )
         self.types: list[TypeEntry] = []
         self.requests: dict[RequestId, int] = {}  # living request -> slot
         self.chunks: dict[int, ChunkNodes] = {}

@@ -23,7 +23,7 @@ MOST: Final = 4.0
 @compiled
 def learn_steps(
     seconds: Times, known_s: Times, type_id: int, most: int, num_steps: int, num_rows: int, busy_s: float
-) -> None:  # fmt: skip
+) -> None:
     """Note that `num_steps` steps of a type with `num_rows` rows in all took `busy_s` seconds.
 
     There is one mean for each doubling of the rows, in `known_s`. In `seconds` a size that has not been measured takes

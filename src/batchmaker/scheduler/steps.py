@@ -124,9 +124,9 @@ class Steps(NamedTuple):
 
 
 # A task as one array: some numbers, where each part begins with its rows and columns, and the parts.
-(
-    NUM_STEPS, LANES_WANTED, ROWS_WANTED, ROWS_NEEDED, LARGEST, ALL_MARKS, ALL_FLAGS, OF_TYPE, ON_WORKER, FIRST_PART,
-) = range(10)  # fmt: skip
+(NUM_STEPS, LANES_WANTED, ROWS_WANTED, ROWS_NEEDED, LARGEST, ALL_MARKS, ALL_FLAGS, OF_TYPE, ON_WORKER, FIRST_PART) = (
+    range(10)
+)
 (
     PART_ENDS, PART_FLAGS, PART_AT, PART_DONE, PART_ENTERING, PART_LEFT, PART_MOVES, PART_KEPT, PART_MARKS,
     PART_MEMBERS, PARTS,

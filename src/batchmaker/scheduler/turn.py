@@ -51,7 +51,7 @@ FIRST_TYPE: Final = number(0)
 @compiled
 def form_next(
     addresses: Ids, worker: int, given: Ids, at: int, by_age: bool, may_ask: bool
-) -> tuple[Ids, Ids, int, bool]:  # fmt: skip
+) -> tuple[Ids, Ids, int, bool]:
     """Choose a type and form a task of it for a worker; see `form`.
 
     given: see `choose`. at: NOWHERE; or, where a task has lacked room, its place in `given`, which is the order in
@@ -98,7 +98,7 @@ def _may_get(state: State, worker: int) -> bool:
 @compiled_within
 def _give(
     addresses: Ids, worker: int, until: int, given: Ids, at: int, by_age: bool, may_ask: bool
-) -> tuple[Ids, Ids, Ids]:  # fmt: skip
+) -> tuple[Ids, Ids, Ids]:
     """Form a task for the first of some workers that may get one and has work; see `turn`. None if the policy must be
     asked first for which type, and no order is given.
 

@@ -52,9 +52,7 @@ class Urgency:
     requests), so that long requests do not block short ones. The requests that are left belong to the cohort after it.
     """
 
-    __slots__ = (
-        "_cohort", "_later", "_log_size", "_num_tasks", "_over", "_short", "_state", "_step_s",
-    )  # fmt: skip
+    __slots__ = ("_cohort", "_later", "_log_size", "_num_tasks", "_over", "_short", "_state", "_step_s")
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state

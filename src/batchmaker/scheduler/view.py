@@ -51,9 +51,10 @@ class View:
         self.now_s = 0.0
         self._deadlines: Deadlines[RequestId] = Deadlines()
         kept = (
-            ("kinds", None if state.watched is None else state.watched.kinds), ("depths", state.depths),
+            ("kinds", None if state.watched is None else state.watched.kinds),
+            ("depths", state.depths),
             ("frontiers", state.frontiers),
-        )  # fmt: skip
+        )
         for what, found in kept:
             if found is not None:
                 setattr(self, what, found)

@@ -174,9 +174,7 @@ class Journal:
 
 def counts(stats: DriverStats) -> tuple[float, ...]:
     """Return the counts in field order (dataclasses.astuple copies deeply, which is slow)."""
-    return (
-        stats.steps, stats.cells, stats.padded_cells, stats.tasks, stats.scheduler_s, stats.unfold_s, stats.busy_s
-    )  # fmt: skip
+    return (stats.steps, stats.cells, stats.padded_cells, stats.tasks, stats.scheduler_s, stats.unfold_s, stats.busy_s)
 
 
 @contextlib.contextmanager

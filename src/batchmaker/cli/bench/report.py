@@ -166,8 +166,10 @@ def show(console: Console, setting: Setting, results: list[Result]) -> None:
             _shown(line["task_ms"], "{:.1f}"),
         )
     console.print(table)
-    console.print(f"[dim]reference: {results[0]['reference_cells_per_s']:,.0f} cells/s, the best of plain torch over "
-                  "full batches of equal lengths[/dim]")  # fmt: skip
+    console.print(
+        f"[dim]reference: {results[0]['reference_cells_per_s']:,.0f} cells/s, the best of plain torch over "
+        "full batches of equal lengths[/dim]"
+    )
     if (brought := results[0].get("cells_bring")) is not None:
         console.print(
             f"of the difference to {brought['over']}, the cells alone bring {_shown(brought['throughput'], '{:.2f}x')} "

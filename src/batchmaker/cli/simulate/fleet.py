@@ -110,9 +110,10 @@ def _told(
              "mean_life_s": fleet.mean_life_s, "chunks": fleet.chunks, "length_error": fleet.length_error}  # fmt: skip
     return [
         {"model": study.model.name, "policy": study.policy, **given, "sla_ms": sla_ms}
-        | asdict(summarise_fleet(records, sla_ms / 1e3)) | about
+        | asdict(summarise_fleet(records, sla_ms / 1e3))
+        | about
         for sla_ms in slas_ms
-    ]  # fmt: skip
+    ]
 
 
 def play(
@@ -171,9 +172,7 @@ def make_work(study: FleetStudy, fleet: FleetAsk, rate: float, seed: int, count:
     first = np.searchsorted(sequence, sequence)  # the first chunk of each chunk's sequence
     times_s = begins_s[sequence] + (np.arange(count) - first) * fleet.chunk_gap_ms / 1e3
     order = np.argsort(times_s, kind="stable")
-    return FleetWork(
-        requests, times_s[order], known_ns, true[requests.kinds], sequence[order].astype(np.int32)
-    )  # fmt: skip
+    return FleetWork(requests, times_s[order], known_ns, true[requests.kinds], sequence[order].astype(np.int32))
 
 
 def unit_work_ns(

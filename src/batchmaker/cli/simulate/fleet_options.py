@@ -39,11 +39,12 @@ Fidelity = Annotated[
 Scale = Annotated[
     str | None,
     typer.Option(
-        "--autoscale", rich_help_panel=_FLEET,
+        "--autoscale",
+        rich_help_panel=_FLEET,
         help="work:target=S keeps S seconds of queued work on a replica, sequences:target=N so many open sequences. "
         "Further: least=1,most=1000,every_s=1,cool_s=60.",
     ),
-]  # fmt: skip
+]
 StartS = Annotated[
     float, typer.Option(min=0, rich_help_panel=_FLEET, help="Seconds from asking for a replica to its first request.")
 ]
@@ -54,20 +55,22 @@ MeanLifeS = Annotated[
 Chunks = Annotated[
     float | None,
     typer.Option(
-        min=1, rich_help_panel=_FLEET,
+        min=1,
+        rich_help_panel=_FLEET,
         help="Requests are chunks of sequences, so many in one on average; for --router sticky.",
     ),
-]  # fmt: skip
+]
 ChunkGapMs = Annotated[
     float, typer.Option(min=0, rich_help_panel=_FLEET, help="Milliseconds between the chunks of a sequence.")
 ]
 LengthError = Annotated[
     float,
     typer.Option(
-        min=0, rich_help_panel=_FLEET,
+        min=0,
+        rich_help_panel=_FLEET,
         help="The router's guess of a request's work is off by a factor exp(E z), z normal.",
     ),
-]  # fmt: skip
+]
 
 
 @final

@@ -72,10 +72,12 @@ def panels(results: Sequence[Result]) -> list[Panel]:
         Panel("99th percentile of latency", "requests per second", "ms", _lines(at_sla, "rate", "p99_ms"), log=True),
         Panel("Throughput", "requests per second", "answers per second", _lines(at_sla, "rate", "throughput_rps")),
         Panel(
-            f"SLA violations at {rates[-1]:g} requests per second", "SLA (ms)", "% of requests",
+            f"SLA violations at {rates[-1]:g} requests per second",
+            "SLA (ms)",
+            "% of requests",
             _lines(at_rate, "sla_ms", "violation_share", 100.0),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _lines(results: Sequence[Result], x: str, y: str, scale: float = 1.0) -> list[Line]:

@@ -79,10 +79,12 @@ def make(
         drawn_once = make_workload(name, count=min(count, 2048))
         shapes = [blueprint.request(request) for request in drawn_once.requests]
         return SimulatedWorkload(
-            lambda seed, count: ShapedRequests(shapes, np.random.default_rng((seed, LENGTHS_STREAM)).integers(
-                0, len(shapes), size=count).astype(np.int32)),
+            lambda seed, count: ShapedRequests(
+                shapes,
+                np.random.default_rng((seed, LENGTHS_STREAM)).integers(0, len(shapes), size=count).astype(np.int32),
+            ),
             drawn_once.source,
-        )  # fmt: skip
+        )
     if blueprint.sized(2) is blueprint.sized(3):
         alone = blueprint.sized(1)
         return SimulatedWorkload(

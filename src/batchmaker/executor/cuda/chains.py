@@ -125,6 +125,4 @@ def _follow(
 def prepare() -> None:
     """Compile the loop, or load it from the disk cache, so that no request waits for it."""
     none, nothing = np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
-    _follow(
-        none, none, none, none, nothing, nothing, none, none, none, none, none, none, none, nothing, nothing
-    )  # fmt: skip
+    _follow(none, none, none, none, nothing, nothing, none, none, none, none, none, none, none, nothing, nothing)

@@ -66,7 +66,7 @@ class GreedyLoop:
         self._products = Products(scores.weights, library(), tiles=False)
         bias = torch.zeros(len(scores.weights)) if scores.bias is None else scores.bias.detach().float()
         self._bias: Floats = bias.contiguous().numpy()
-        self._part: Ints = np.array(outputs, np.int64)
+        self._parts: Ints = np.array(outputs, np.int64)
         self._h, self._token = state.index(0), state.index(TOKEN)
         self._c = state.index(1) if 1 in state else self._h
         self._rooms: list[Floats] = []
@@ -93,13 +93,14 @@ class GreedyLoop:
         of, rows, h, c, token = task.move_tables, task.move_rows, self._h, self._c, self._token
         found: LoopEnds = _NoEnds() if ends is None else ends
         done = run_greedy(
-            recurrent.kind, task.ends, task.used, task.lanes, nodes, self._table, task.state[h], task.state[c],
-            task.state[token], task.tables, task.move_at, of[h], rows[h], of[c], rows[c], of[token], rows[token],
-            task.keep_at, task.keep_rows, task.keep_tables, self._part, copies, recurrent.products.w, recurrent.bias,
-            recurrent.products.addresses, recurrent.plan.ways, *room.arrays, products.w, self._bias, products.addresses,
-            products.ways[-1], scores, room.tokens_of(count + 2 * BLOCK),
-            found.test_of, found.last, found.over, found.constants, found.is_constant, found.output_of, stopped,
-            skipped,
+            recurrent.kind, (task.ends, task.used, task.lanes), nodes, self._table,
+            (task.state[h], task.state[c], task.state[token]), task.tables,
+            (task.move_at, of[h], rows[h], of[c], rows[c]), (of[token], rows[token]),
+            (task.keep_at, task.keep_rows, task.keep_tables, self._parts), copies,
+            (recurrent.products.w, recurrent.bias, recurrent.products.addresses, recurrent.plan.ways), room.gates,
+            (products.w, self._bias, products.addresses, products.ways[-1], scores), room.tokens_of(count + 2 * BLOCK),
+            (found.test_of, found.last, found.over, found.constants, found.is_constant, found.output_of),
+            (stopped, skipped),
         )  # fmt: skip
         recurrent.give_back(room)
         self._rooms.append(scores)

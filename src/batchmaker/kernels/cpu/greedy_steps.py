@@ -23,7 +23,11 @@ from batchmaker.kernels.cpu.steps import (
     TOKEN,
     C,
     Flags,
+    GateRoom,
     H,
+    Kept,
+    Moves,
+    Weights,
     enter,
     finish,
     gather,
@@ -33,6 +37,10 @@ from batchmaker.kernels.cpu.steps import (
     note_source,
 )
 from batchmaker.kernels.cpu.tile_steps import Floats, Ints, Rows, run_tiles
+
+Tests = tuple[Ints, Ints, Flags, Ints, Flags, Ints]
+"""test_of, last_of and over by node, constants, is_constant and output_of by test, as in StopTests; all empty if no
+loop ends at a value here."""
 
 
 @compiled_part
@@ -52,10 +60,11 @@ def best(scores: Floats, b: int, bias: Floats, like: Any) -> int:
 
 @compiled_part
 def can_decode(
-    used: Flags, nodes: Ints, num_tokens: int, tables: Ints, said_from: Ints, said_rows: Ints, test_of: Ints,
-    is_constant: Flags, output_of: Ints, outputs: Ints,
-) -> bool:  # fmt: skip
+    used: Flags, nodes: Ints, num_tokens: int, tables: Ints, said_moves: tuple[Ints, Ints], tests: Tests, outputs: Ints
+) -> bool:
     """Whether every step has lanes, every token from outside has a row, and every stop test is a token."""
+    said_from, said_rows = said_moves
+    test_of, _, _, _, is_constant, output_of = tests
     outside = 0
     for s in range(len(used)):
         outside += not used[s]
@@ -71,9 +80,10 @@ def can_decode(
 
 @compiled_part
 def enter_tokens(
-    first: int, last: int, lanes: Ints, tables: Ints, move_at: Ints, said_from: Ints, said_rows: Ints, said: Ints
+    first: int, last: int, lanes: Ints, tables: Ints, move_at: Ints, said_moves: tuple[Ints, Ints], said: Ints
 ) -> None:
     """Write the tokens of moves first to before last into their lanes. Table 0 stands for token 0."""
+    said_from, said_rows = said_moves
     for move in range(first, last):
         source = said_from[move]
         said[lanes[move_at[move]]] = int64_at(tables[source], said_rows[move]) if source else 0
@@ -114,11 +124,9 @@ def clear_skipped(copies: Ints, lanes: Ints) -> None:
 
 
 @compiled_part
-def end_loops(
-    first: int, last: int, nodes: Ints, places: Ints, said: Ints, test_of: Ints, last_of: Ints, over: Flags,
-    constants: Ints, stopped: Flags,
-) -> None:  # fmt: skip
+def end_loops(first: int, last: int, nodes: Ints, places: Ints, said: Ints, tests: Tests, stopped: Flags) -> None:
     """Record the loops that end with the step of positions first to last, of which those with a place ran."""
+    test_of, last_of, over, constants, _, _ = tests
     for p in range(first, last):
         node = nodes[p]
         if places[p] < 0 or test_of[node] < 0:
@@ -131,24 +139,27 @@ def end_loops(
 
 @compiled_arithmetic
 def run_greedy(
-    kind: int, ends: Ints, used: Flags, lanes: Ints, nodes: Ints, px: Rows, h: Rows, c: Rows, said: Ints, tables: Ints,
-    move_at: Ints, h_from: Ints, h_rows: Ints, c_from: Ints, c_rows: Ints, said_from: Ints, said_rows: Ints,
-    keep_at: Ints, keep_rows: Ints, keep_tables: Ints, outputs: Ints, copies: Ints, w: Rows, bias: Floats,
-    addresses: Ints, ways: Ints, g: Floats, a: Floats, narrow: Rows, t: Floats, out_w: Rows, out_bias: Floats,
-    out_addresses: Ints, out_way: int, scores: Floats, places: Ints, test_of: Ints, last_of: Ints, over: Flags,
-    constants: Ints, is_constant: Flags, output_of: Ints, stopped: Flags, skipped: Flags,
+    kind: int, steps: tuple[Ints, Flags, Ints], nodes: Ints, px: Rows, state: tuple[Rows, Rows, Ints], tables: Ints,
+    moves: Moves, said_moves: tuple[Ints, Ints], kept: Kept, copies: Ints, weights: Weights, room: GateRoom,
+    choice: tuple[Rows, Floats, Ints, int, Floats], places: Ints, tests: Tests, ended: tuple[Flags, Flags],
 ) -> bool:  # fmt: skip
     """Compute all steps of a task; False, with nothing written, if it must be computed step by step.
 
-    said: [lanes] the token of each lane, read and written. said_from, said_rows: as h_from and h_rows. outputs: 0 for
-    h, 1 for c, 2 for the token. out_w: [hidden, tokens], out_bias: [tokens]; out_way: how to multiply them. scores:
-    room for those of BLOCK rows. nodes: [positions]; test_of, last_of, over: by node as in StopTests; constants,
-    is_constant, output_of: by test; all empty if no loop ends at a value here. stopped, skipped: [positions], false,
-    written. places: room for [positions]. The rest is as in run_steps.
+    nodes: [positions]. state: h, c and the token of each lane, [lanes]. said_moves: the table and row of the token of
+    each move. choice: weights [hidden, tokens] and bias [tokens] of the scores, addresses, the way to multiply, and
+    room for the scores of BLOCK rows. places: room for [positions]. ended: [positions] where loops stopped and what did
+    not run; false, written. The rest is as in run_steps.
     """
-    if not can_decode(used, nodes, len(px), tables, said_from, said_rows, test_of, is_constant, output_of, outputs):
+    ends, used, lanes = steps
+    h, c, said = state
+    w, bias, addresses, ways = weights
+    g, a, narrow, t = room
+    out_w, out_bias, out_addresses, out_way, scores = choice
+    over = tests[2]
+    stopped, skipped = ended
+    if not can_decode(used, nodes, len(px), tables, said_moves, tests, kept[3]):
         return False
-    note_kept(copies, tables, outputs, keep_at, keep_rows, keep_tables)
+    note_kept(copies, tables, kept)
     note_source(copies, H, h)
     note_source(copies, C, c)
     note_source(copies, TOKEN, said)
@@ -157,8 +168,8 @@ def run_greedy(
     first = move = blocks = BEGIN
     for last in ends:
         entered = move
-        move = enter(kind, entered, last, lanes, tables, move_at, h_from, h_rows, c_from, c_rows, h, c)
-        enter_tokens(entered, move, lanes, tables, move_at, said_from, said_rows, said)
+        move = enter(kind, entered, last, lanes, tables, moves, (h, c))
+        enter_tokens(entered, move, lanes, tables, moves[0], said_moves, said)
         p = first
         while p < last:
             p, n = next_block(p, last, lanes, nodes, said, over, places, skipped, now, read)
@@ -167,9 +178,7 @@ def run_greedy(
             how = ways[n]
             gather(how, n, now, BEGIN, h, a, narrow)
             if how == TILED:
-                run_tiles(
-                    kind, n, BEGIN, blocks % 2 == 1, now, read[:n], px, bias, addresses[TILES], a, g, h, c, w
-                )  # fmt: skip
+                run_tiles(kind, n, BEGIN, blocks % 2 == 1, now, read[:n], px, bias, addresses[TILES], a, g, h, c, w)
             else:
                 multiply(how, n, a, narrow, w, addresses, g)
                 finish(kind, n, BEGIN, now, read, px, bias, g, a, t, h, c)
@@ -180,7 +189,7 @@ def run_greedy(
             blocks += 1
         hand_out(copies, last, places)
         if len(over):
-            end_loops(first, last, nodes, places, said, test_of, last_of, over, constants, stopped)
+            end_loops(first, last, nodes, places, said, tests, stopped)
         first = last
     clear_skipped(copies, places)
     if addresses[SET_THREADS]:

@@ -18,6 +18,10 @@ from batchmaker.kernels.cpu.steps import (
     BLOCK,
     COPY_FIELDS,
     Flags,
+    GateRoom,
+    Kept,
+    LaneState,
+    Moves,
     begin_step,
     begin_task,
     end_step,
@@ -192,9 +196,9 @@ class RecurrentLoop:
         if tokens is None:
             tokens = room.tokens_of(len(task.lanes))
         done = run_steps(
-            self.kind, task.ends, task.used, task.lanes, tokens, task.source_tables, task.source_rows, px,
-            task.state[self._h], task.state[self._c], task.tables, *self._moves(task), task.keep_at, task.keep_rows,
-            task.keep_tables, self._outputs, copies, products.w, self.bias, products.addresses, ways, *room.arrays,
+            self.kind, (task.ends, task.used, task.lanes), (tokens, task.source_tables, task.source_rows), px,
+            self._state(task), task.tables, self._moves(task), self._kept(task), copies,
+            (products.w, self.bias, products.addresses, ways), room.gates,
         )  # fmt: skip
         self.give_back(room)
         return done
@@ -205,30 +209,33 @@ class RecurrentLoop:
         copies = room.copies_of(task, self._cell.outputs)
         if tokens is None:
             tokens = room.tokens_of(len(task.lanes))
-        if done := begin_task(
-            task.used, tokens, task.source_tables, task.source_rows, len(px), task.state[self._h], task.state[self._c],
-            task.tables, copies, self._outputs, task.keep_at, task.keep_rows, task.keep_tables,
-        ):  # fmt: skip
+        source = (tokens, task.source_tables, task.source_rows)
+        if done := begin_task(task.used, source, len(px), self._state(task), task.tables, self._kept(task), copies):
             with torch.no_grad():
                 self._run_each(task, px, tokens, copies, room)
         self.give_back(room)
         return done
 
     def _run_each(self, task: LoopTask, px: Rows, tokens: Ints, copies: Ints, room: Workspace) -> None:
-        h, c, moves = task.state[self._h], task.state[self._c], self._moves(task)
+        state, moves = self._state(task), self._moves(task)
         states = self.zeros(self._padded(task.largest))
         given = torch.from_numpy(states)
         if states.dtype == np.int16:
             given = given.view(torch.bfloat16)
         first = move = 0
         for last in task.ends.tolist():
-            move = begin_step(self.kind, first, last, move, task.lanes, task.tables, *moves, h, c, states)
+            move = begin_step(self.kind, first, last, move, task.lanes, task.tables, moves, state, states)
             made = bits(self._cell.product(given[: self._padded(last - first)]))
-            end_step(self.kind, first, last, task.lanes, tokens, px, h, c, copies, self._no_bias, made, *room.arrays)
+            end_step(self.kind, first, last, task.lanes, tokens, px, state, copies, self._no_bias, made, room.gates)
             first = last
 
-    def _moves(self, task: LoopTask) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """Return the positions that move, and tables and rows of their h and c."""
+    def _state(self, task: LoopTask) -> LaneState:
+        return task.state[self._h], task.state[self._c]
+
+    def _kept(self, task: LoopTask) -> Kept:
+        return task.keep_at, task.keep_rows, task.keep_tables, self._outputs
+
+    def _moves(self, task: LoopTask) -> Moves:
         tables, rows, h, c = task.move_tables, task.move_rows, self._h, self._c
         return task.move_at, tables[h], rows[h], tables[c], rows[c]
 
@@ -260,16 +267,14 @@ class RecurrentLoop:
 
 @final
 class Workspace:
-    """The workspace of a call of run_steps. arrays: g, a, narrow and t."""
+    """The workspace of a call of run_steps."""
 
-    __slots__ = ("_copies", "_tokens", "arrays")
+    __slots__ = ("_copies", "_tokens", "gates")
 
     def __init__(self, hidden: int, width: int, dtype: Any) -> None:
         # Rows of `a` at a distance of a power of two would share few lines of the first cache.
         gates, state = (np.zeros((BLOCK, size), np.float32) for size in (width, hidden + LANES))
-        self.arrays: tuple[Floats, Floats, Rows, Floats] = (
-            gates, state, np.zeros((BLOCK, hidden), dtype), np.empty(width, np.float32)
-        )  # fmt: skip
+        self.gates: GateRoom = (gates, state, np.zeros((BLOCK, hidden), dtype), np.empty(width, np.float32))
         self._tokens: Ints = np.empty(1024, np.int64)
         self._copies: Ints = np.empty((8, COPY_FIELDS), np.int64)
 

@@ -137,7 +137,7 @@ def zero_bytes(_: Any, target: Any, count: Any) -> Any:
 @_made
 def call_sgemm_compute(
     _: Any, function: Any, rows: Any, width: Any, depth: Any, a: Any, stride: Any, packed: Any, c: Any
-) -> Any:  # fmt: skip
+) -> Any:
     """Call MKL's cblas_sgemm_compute: c = a @ the packed matrix, for float32 [rows, depth] and [rows, width].
 
     stride: numbers from one row of `a` to the next.

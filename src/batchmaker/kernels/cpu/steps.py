@@ -49,6 +49,27 @@ H, C, TOKEN = map(number, range(3))
 SGEMM, WEIGHTS, BF16_GEMM, BF16_WEIGHTS, SET_THREADS, TILES, NUM_ADDRESSES = range(7)
 """Addresses of functions and weights; 0 where there is none."""
 
+LaneState = tuple[Rows, Rows]
+"""h and c of all lanes, [lanes, hidden]; both are h unless the cell is an LSTM."""
+
+Source = tuple[Ints, Ints, Ints]
+"""The row of the projected inputs of each position; and the tables and rows where it is read first, if these are not
+empty. All are empty if it is the position itself."""
+
+Moves = tuple[Ints, Ints, Ints, Ints, Ints]
+"""The positions whose state is not in its lane yet, ascending; table and row of its h, then of its c: [moves]."""
+
+Kept = tuple[Ints, Ints, Ints, Ints]
+"""The positions whose outputs are kept, ascending, and the row of each; the table of each output that is kept, and the
+part of the state that it is."""
+
+Weights = tuple[Rows, Floats, Ints, Ints]
+"""The weights [hidden, gates * hidden]; the bias of their product; addresses; the way to multiply n rows, by n up to
+BLOCK."""
+
+GateRoom = tuple[Floats, Floats, Rows, Floats]
+"""Room for the gates of BLOCK rows; for their state or more in float32, and as stored; for the gates of one row."""
+
 
 @compiled_part
 def half_tanh(x: Any) -> Any:
@@ -132,7 +153,7 @@ def finish_lstm(g: Floats, b: int, px: Rows, row: int, t: Floats, h: Rows, c: Ro
 @compiled_part
 def finish_gru(
     g: Floats, b: int, px: Rows, row: int, bias: Floats, before: Floats, t: Floats, h: Rows, lane: int
-) -> None:  # fmt: skip
+) -> None:
     """Products of row b, their bias, projected inputs (r, z, 2n) and h before -> h in its lane."""
     hidden = h.shape[1]
     half = np.float32(0.5)
@@ -183,11 +204,10 @@ def bring(tables: Ints, table: int, row: int, target: int, row_bytes: int) -> No
 
 
 @compiled_part
-def enter(
-    kind: int, move: int, last: int, lanes: Ints, tables: Ints, move_at: Ints, h_from: Ints, h_rows: Ints, c_from: Ints,
-    c_rows: Ints, h: Rows, c: Rows,
-) -> int:  # fmt: skip
+def enter(kind: int, move: int, last: int, lanes: Ints, tables: Ints, moves: Moves, state: LaneState) -> int:
     """Move the states of positions below `last` into their lanes, from move `move` on; return the next move."""
+    move_at, h_from, h_rows, c_from, c_rows = moves
+    h, c = state
     row_bytes = h.shape[1] * h.itemsize
     while move < len(move_at) and move_at[move] < last:
         at = lanes[move_at[move]] * row_bytes
@@ -213,14 +233,15 @@ def note_copy(copies: Ints, i: int, part: int, at: Ints, target: Rows) -> None:
 
 
 @compiled_part
-def note_kept(copies: Ints, tables: Ints, outputs: Ints, keep_at: Ints, keep_rows: Ints, keep_tables: Ints) -> None:
+def note_kept(copies: Ints, tables: Ints, kept: Kept) -> None:
     """Define the first copies: outputs to rows of tables. There is room for them."""
+    keep_at, keep_rows, keep_tables, parts = kept
     for i in range(len(keep_tables)):
         copies[i, NEXT_AT] = 0
         copies[i, COUNT] = len(keep_at)
         copies[i, AT] = keep_at.ctypes.data
         copies[i, ROWS] = keep_rows.ctypes.data
-        copies[i, PART] = outputs[i]
+        copies[i, PART] = parts[i]
         copies[i, TARGET] = tables[keep_tables[i]]
 
 
@@ -274,10 +295,16 @@ def gather(how: int, n: int, lanes: Ints, first: int, h: Rows, a: Floats, narrow
 
 @compiled_part
 def prepare(
-    used: Flags, tokens: Ints, of: Ints, rows: Ints, num_rows: int, h: Rows, c: Rows, tables: Ints, copies: Ints,
-    outputs: Ints, keep_at: Ints, keep_rows: Ints, keep_tables: Ints,
-) -> bool:  # fmt: skip
+    used: Flags,
+    source: Source,
+    num_rows: int,
+    state: LaneState,
+    tables: Ints,
+    kept: Kept,
+    copies: Ints,
+) -> bool:
     """Read the tokens from their tables (0: zeros) and define the copies; False if the task cannot be computed here."""
+    tokens, of, rows = source
     outside = 0
     for s in range(len(used)):
         outside += not used[s]
@@ -285,34 +312,33 @@ def prepare(
         tokens[p] = int64_at(tables[of[p]], rows[p]) if of[p] else 0
     for p in range(len(tokens)):
         outside += tokens[p] < 0 or tokens[p] >= num_rows
-    note_kept(copies, tables, outputs, keep_at, keep_rows, keep_tables)
-    note_source(copies, H, h)
-    note_source(copies, C, c)
+    note_kept(copies, tables, kept)
+    note_source(copies, H, state[0])
+    note_source(copies, C, state[1])
     return outside == 0
 
 
 @compiled_arithmetic
 def run_steps(
-    kind: int, ends: Ints, used: Flags, lanes: Ints, tokens: Ints, of: Ints, rows: Ints, px: Rows, h: Rows, c: Rows,
-    tables: Ints, move_at: Ints, h_from: Ints, h_rows: Ints, c_from: Ints, c_rows: Ints, keep_at: Ints, keep_rows: Ints,
-    keep_tables: Ints, outputs: Ints, copies: Ints, w: Rows, bias: Floats, addresses: Ints, ways: Ints, g: Floats,
-    a: Floats, narrow: Rows, t: Floats,
+    kind: int, steps: tuple[Ints, Flags, Ints], source: Source, px: Rows, state: LaneState, tables: Ints,
+    moves: Moves, kept: Kept, copies: Ints, weights: Weights, room: GateRoom,
 ) -> bool:  # fmt: skip
     """Compute all steps of a task; False, with nothing written, if a token has no row or a step no lanes.
 
-    tokens: the row of px of each position; read from the places `of` and `rows` if these are not empty; empty if it is
-    the position itself. c: h except for an LSTM. tables: addresses. h_from, h_rows, c_from, c_rows: table and row of
-    the states that move. outputs: whether each is c. copies: the fetches, with room before them for the kept outputs.
-    w: [hidden, gates * hidden]. ways: the way to multiply so many rows, up to BLOCK. g, a, narrow: room for BLOCK rows
-    of gates and of state (or more), in float32 and as stored. t: room for the gates of a row. The rest is as in
-    LoopTask.
+    steps: ends, used and lanes of the LoopTask. tables: addresses. copies: the fetches, with room before them for the
+    kept outputs.
     """
-    if not prepare(used, tokens, of, rows, len(px), h, c, tables, copies, outputs, keep_at, keep_rows, keep_tables):
+    ends, used, lanes = steps
+    tokens = source[0]
+    h, c = state
+    w, bias, addresses, ways = weights
+    g, a, narrow, t = room
+    if not prepare(used, source, len(px), state, tables, kept, copies):
         return False
     threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
     first = move = blocks = BEGIN
     for last in ends:
-        move = enter(kind, move, last, lanes, tables, move_at, h_from, h_rows, c_from, c_rows, h, c)
+        move = enter(kind, move, last, lanes, tables, moves, state)
         while first < last:
             n = min(last - first, BLOCK)
             how = ways[n]
@@ -332,23 +358,28 @@ def run_steps(
 
 @compiled
 def begin_task(
-    used: Flags, tokens: Ints, of: Ints, rows: Ints, num_rows: int, h: Rows, c: Rows, tables: Ints, copies: Ints,
-    outputs: Ints, keep_at: Ints, keep_rows: Ints, keep_tables: Ints,
-) -> bool:  # fmt: skip
+    used: Flags,
+    source: Source,
+    num_rows: int,
+    state: LaneState,
+    tables: Ints,
+    kept: Kept,
+    copies: Ints,
+) -> bool:
     """As `prepare`, if PyTorch multiplies for each step between begin_step and end_step."""
-    return prepare(used, tokens, of, rows, num_rows, h, c, tables, copies, outputs, keep_at, keep_rows, keep_tables)
+    return prepare(used, source, num_rows, state, tables, kept, copies)
 
 
 @compiled_arithmetic
 def begin_step(
-    kind: int, first: int, last: int, move: int, lanes: Ints, tables: Ints, move_at: Ints, h_from: Ints, h_rows: Ints,
-    c_from: Ints, c_rows: Ints, h: Rows, c: Rows, states: Rows,
-) -> int:  # fmt: skip
+    kind: int, first: int, last: int, move: int, lanes: Ints, tables: Ints, moves: Moves, state: LaneState, states: Rows
+) -> int:
     """Gather the states of positions first to last into `states`; return the next move.
 
     move: result of the step before.
     """
-    move = enter(kind, move, last, lanes, tables, move_at, h_from, h_rows, c_from, c_rows, h, c)
+    move = enter(kind, move, last, lanes, tables, moves, state)
+    h = state[0]
     row_bytes = h.shape[1] * h.itemsize
     for b in range(last - first):
         copy_bytes(states.ctypes.data + b * row_bytes, h.ctypes.data + lanes[first + b] * row_bytes, row_bytes)
@@ -357,10 +388,12 @@ def begin_step(
 
 @compiled_arithmetic
 def end_step(
-    kind: int, first: int, last: int, lanes: Ints, tokens: Ints, px: Rows, h: Rows, c: Rows, copies: Ints, bias: Floats,
-    made: Rows, g: Floats, a: Floats, narrow: Rows, t: Floats,
+    kind: int, first: int, last: int, lanes: Ints, tokens: Ints, px: Rows, state: LaneState, copies: Ints, bias: Floats,
+    made: Rows, room: GateRoom,
 ) -> None:  # fmt: skip
     """Finish the step of positions first to last, whose products are the first rows of `made`."""
+    h, c = state
+    g, a, narrow, t = room
     for begin in range(first, last, BLOCK):
         n = min(last - begin, BLOCK)
         for b in range(n):

@@ -74,7 +74,7 @@ def ask_for(px: Rows, row: int, tile: int, gates: int, near: int) -> None:
 @compiled_part
 def finish_tile(
     kind: int, tile: int, sums: int, x: int, before: int, bias: Floats, h: int, c: int, stride: int, w: Rows
-) -> None:  # fmt: skip
+) -> None:
     """Products of a row and a tile at `sums` -> the new state of its units. All arguments but `bias` are addresses.
 
     x, h, c: of the row's first unit. before: h before the step, float32. stride: bytes of a state.

@@ -52,7 +52,7 @@ def prefetch(_: Any, address: Any, locality: Any) -> Any:
 @_made_for_constants
 def multiply_tile(
     _: Any, rows: Any, vectors: Any, more: Any, depth: Any, stride: Any, a: Any, w: Any, t: Any, like: Any
-) -> Any:  # fmt: skip
+) -> Any:
     """t [rows, vectors, LANES] = a [rows, depth] @ `depth` numbers of a tile of weights, in float32, all by address.
 
     rows: 1 to TILE_ROWS. vectors: 3 or 4, known at compile time. more: add to the present content. depth: even. stride:
@@ -77,7 +77,7 @@ def multiply_tile(
 
 def _product(
     builder: Any, rows: int, vectors: int, single: bool, more: Any, depth: Any, stride: Any, a: Any, w: Any, t: Any
-) -> None:  # fmt: skip
+) -> None:
     """The product of `rows` rows.
 
     Two numbers of each row are processed at a time, with separate sums for a single row.

@@ -73,9 +73,7 @@ def compiled_cells(
     return CompiledCells(model, policy, shapes, kinds, offered, seconds, sla_s, overhead)
 
 
-def _why_not(
-    model: SimulatedModel, policy: CellPolicy, shapes: list[SimulatedRequest], seconds: Times
-) -> str | None:  # fmt: skip
+def _why_not(model: SimulatedModel, policy: CellPolicy, shapes: list[SimulatedRequest], seconds: Times) -> str | None:
     """Return why the loop cannot play this policy on these cells and requests, None if it can."""
     largest = max(cell.max_batch for cell in model.cells)
     if seconds.shape[0] != len(model.cells) or seconds.shape[1] <= largest or not (seconds[:, 1:] > 0).all():

@@ -72,7 +72,7 @@ class CoreTables:
 
     def __init__(
         self, cells: Sequence[CellType], policy: CellPolicy, graphs: Sequence[CellGraph], overhead: Overhead
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._make = partial(_new_state, cells, policy, graphs, overhead)
         state = self._make()
         self._arena, self._copies = state.arena, state.admission.copies

@@ -59,9 +59,7 @@ def simulate(
             observe=observe,
         ).run()  # fmt: skip
     if device.workers == 1 and not (device.run_ahead or device.take_turns or give_up_late or observe):
-        compiled = compiled_cells(
-            model, policy, offered, device.costs.seconds, sla_s=sla_s, overhead=device.overhead
-        )  # fmt: skip
+        compiled = compiled_cells(model, policy, offered, device.costs.seconds, sla_s=sla_s, overhead=device.overhead)
         if isinstance(compiled, CompiledCells):
             return compiled.run()
     return CellSimulation(

@@ -172,9 +172,8 @@ class GnmtModel(NetworkModel):
             setattr(self, f"layer_{number}", Cell(layer, max_batch=max_batch))
         for name, block in (("remember", BLOCK), ("remember_one", 1)):
             cell = remember_cell(
-                network.decoder.attention.keys, places=positions, parts=1, block=block, dtype=dtype,
-                max_batch=max_batch,
-            )  # fmt: skip
+                network.decoder.attention.keys, places=positions, parts=1, block=block, dtype=dtype, max_batch=max_batch
+            )
             setattr(self, name, cell)
         vector, memory = ValueSpec((hidden,), dtype), ValueSpec((positions, hidden), dtype)
         state = (*(vector,) * (2 * layers + 1), memory, memory, ValueSpec((), "int64"))

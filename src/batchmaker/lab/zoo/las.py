@@ -156,9 +156,8 @@ class LasModel(NetworkModel):
             setattr(self, f"right_{number}", Cell(right, max_batch=max_batch))
         for name, block in (("remember", BLOCK), ("remember_one", 1)):
             cell = remember_cell(
-                network.speller.attention.keys, places=positions, parts=2, block=block, dtype=dtype,
-                max_batch=max_batch,
-            )  # fmt: skip
+                network.speller.attention.keys, places=positions, parts=2, block=block, dtype=dtype, max_batch=max_batch
+            )
             setattr(self, name, cell)
         vector = ValueSpec((hidden,), dtype)
         values, keys = ValueSpec((positions, 2 * listener), dtype), ValueSpec((positions, hidden), dtype)

@@ -191,8 +191,10 @@ class LatticeModel(Model):
     def _check(self, arcs: NDArray[np.int64]) -> None:
         source, target, token = arcs.T
         if (wrong := np.flatnonzero((source < 0) | (source >= target))).size:
-            raise InvalidRequestError(f"arcs: arc {wrong[0]} goes from {source[wrong[0]]} to {target[wrong[0]]}; "
-                                      "expected 0 <= source < target, so that there is no cycle")  # fmt: skip
+            raise InvalidRequestError(
+                f"arcs: arc {wrong[0]} goes from {source[wrong[0]]} to {target[wrong[0]]}; "
+                "expected 0 <= source < target, so that there is no cycle"
+            )
         if (np.diff(target) < 0).any():
             raise InvalidRequestError("arcs: expected them in order of their targets")
         nodes, counts = np.unique(target, return_counts=True)
@@ -201,8 +203,10 @@ class LatticeModel(Model):
                 f"arcs: node {nodes[counts.argmax()]} has {counts.max()} of them, the model sums at most "
                 f"{self.max_arity} (option max_arity)"
             )
-        for ids, num_ids, what in ((token[source == target - 1], self.vocabulary_size, "characters"),
-                                   (token[source < target - 1], self.words, "words")):  # fmt: skip
+        for ids, num_ids, what in (
+            (token[source == target - 1], self.vocabulary_size, "characters"),
+            (token[source < target - 1], self.words, "words"),
+        ):
             if len(ids):
                 checked_tokens(ids, num_ids, f"arcs, ids of {what}")
 

@@ -73,7 +73,7 @@ class PlainTypes:
         number = TypeId(len(self.types))
         made = CellType(
             number, name, inputs, outputs, cell.batch_sizes, cell.priority, cell.host_outputs, memories=memories
-        )  # fmt: skip
+        )
         self.types.append(made)
         self.modules.append(module)
         self._known[cell] = made
@@ -120,9 +120,7 @@ class _Values:
             values = given.values.copy() if isinstance(given.values, np.ndarray) else given.values
             for i, node in enumerate(np.r_[given.rows(0)].tolist()):
                 host[node, given.port] = torch.as_tensor(values[i : i + 1])
-        self._memories.update({
-            (read.first + i, read.port): read for read in graph.memories for i in range(read.count)
-        })  # fmt: skip
+        self._memories.update({(read.first + i, read.port): read for read in graph.memories for i in range(read.count)})
         parts: list[NodeBlock | Run] = [*graph.blocks, *graph.runs]
         for part in sorted(parts, key=lambda part: part.first):
             if isinstance(part, Run):

@@ -21,8 +21,9 @@ PACKAGE: Final = "inference"
 SERVICE: Final = f"{PACKAGE}.GRPCInferenceService"
 
 _MODEL: Final = "name: 1 string; version: 2 string"
-_COMPUTE: Final = "compute_input: {} StatisticDuration; compute_infer: {} StatisticDuration; " \
-    "compute_output: {} StatisticDuration"  # fmt: skip
+_COMPUTE: Final = (
+    "compute_input: {} StatisticDuration; compute_infer: {} StatisticDuration; compute_output: {} StatisticDuration"
+)
 _MESSAGES: Final[dict[str, str]] = {
     "ServerLiveRequest": "",
     "ServerLiveResponse": "live: 1 bool",

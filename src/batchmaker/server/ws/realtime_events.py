@@ -209,18 +209,22 @@ class SessionView(NamedTuple):
             "format": form, "transcription": self._transcription(), "noise_reduction": None, "turn_detection": None,
         }  # fmt: skip
         session = {
-            "id": self.id, "object": "realtime.transcription_session", "type": "transcription",
+            "id": self.id,
+            "object": "realtime.transcription_session",
+            "type": "transcription",
             "audio": {"input": sound},
-        }  # fmt: skip
+        }
         return {"type": kind, "session": session}
 
     def beta_event(self) -> dict[str, Any]:
         """Return transcription_session.updated."""
         session = {
-            "id": self.id, "object": "realtime.transcription_session",
+            "id": self.id,
+            "object": "realtime.transcription_session",
             "input_audio_format": _name_of(self.encoding, BETA_FORMATS),
-            "input_audio_transcription": self._transcription(), "turn_detection": None,
-        }  # fmt: skip
+            "input_audio_transcription": self._transcription(),
+            "turn_detection": None,
+        }
         return {"type": "transcription_session.updated", "session": session}
 
     def _transcription(self) -> dict[str, Any] | None:

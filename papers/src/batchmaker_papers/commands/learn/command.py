@@ -145,8 +145,10 @@ def _panels(learnt: Sequence[Learnt]) -> list[Panel]:
         played.append(Line(name, at, ratios, ratios, ratios))
         best.append(Line(name, at, lowest, lowest, lowest))
     y = "batches / lower bound"
-    return [Panel("Roll-outs on held-out mini-batches", "episodes", y, played),
-            Panel("The best so far, which is kept", "episodes", y, best)]  # fmt: skip
+    return [
+        Panel("Roll-outs on held-out mini-batches", "episodes", y, played),
+        Panel("The best so far, which is kept", "episodes", y, best),
+    ]
 
 
 def _show(

@@ -145,9 +145,10 @@ class FastReplicas(Replicas):
         """Return the tables of so many replicas, none of which is there yet."""
         shapes: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(ReplicaTables._fields, ((), np.int64))
         shapes |= {
-            "addresses": (self._first.addresses.shape, np.int64), "task_end_s": ((), np.float64),
+            "addresses": (self._first.addresses.shape, np.int64),
+            "task_end_s": ((), np.float64),
             "done": ((self._most_done,), np.int32),
-        }  # fmt: skip
+        }
         return ReplicaTables(**{name: np.zeros((places, *shape), kind) for name, (shape, kind) in shapes.items()})
 
 

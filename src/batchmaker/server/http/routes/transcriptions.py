@@ -88,9 +88,7 @@ def _answer(job: _FileJob, text: str) -> Response:
         return PlainTextResponse(text)
     answer: dict[str, Any] = {"text": text, "usage": job.usage}
     if job.ask.response_format == "verbose_json":
-        answer |= {
-            "task": "transcribe", "language": job.transcriber.said.language, "duration": job.usage["seconds"],
-        }  # fmt: skip
+        answer |= {"task": "transcribe", "language": job.transcriber.said.language, "duration": job.usage["seconds"]}
     return as_json(answer)
 
 
