@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from batchmaker.arrays import Ints
 from batchmaker.cli.workload import Workload
 from batchmaker.lab.datasets import poisson_arrivals
 
 Row = dict[str, Any]
-Numbers = NDArray[np.int64]
-Run = Callable[[Numbers], Tensor]
+Run = Callable[[Ints], Tensor]
 """Requests by their numbers -> their results on the host."""
 
 WIDTHS: Final = (1, 5, 10, 20, 1000)
@@ -72,7 +72,7 @@ class Captured:
             graph.replay()
 
 
-def padded_tokens(requests: Sequence[Sequence[int]]) -> tuple[Numbers, Numbers]:
+def padded_tokens(requests: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     """Return the tokens of all requests, [requests, longest], and their lengths."""
     lengths = np.array([len(request) for request in requests])
     tokens = np.zeros((len(requests), int(lengths.max())), np.int64)
@@ -89,7 +89,7 @@ def lstm(workload: Workload, hidden: int, dtype: str, device: str, *, pack: bool
     layer = nn.LSTM(hidden, hidden, batch_first=True).to(device, kind).eval()
 
     @torch.no_grad()
-    def run(numbers: Numbers) -> Tensor:
+    def run(numbers: Ints) -> Tensor:
         mine = lengths[numbers]
         x: Any = embedding(torch.from_numpy(tokens[numbers, : mine.max()]).to(device))
         if pack:
@@ -125,7 +125,7 @@ def seq2seq(workload: Workload, decoder: nn.Module, hidden: int, dtype: str, dev
     step = Captured(work, device)
 
     @torch.no_grad()
-    def run(numbers: Numbers) -> Tensor:
+    def run(numbers: Ints) -> Tensor:
         mine = lengths[numbers]
         x = embedding(torch.from_numpy(tokens[numbers, : mine.max()]).to(device))
         packed = pack_padded_sequence(x, torch.from_numpy(mine), batch_first=True, enforce_sorted=False)
@@ -161,7 +161,7 @@ def trees(workload: Workload, leaf: nn.Module, inner: nn.Module, device: str) ->
     level_of = Captured(work, device)
 
     @torch.no_grad()
-    def run(numbers: Numbers) -> Tensor:
+    def run(numbers: Ints) -> Tensor:
         first = np.cumsum(nodes[numbers]) - nodes[numbers]
         at = np.concatenate([start + np.arange(len(words[n])) for start, n in zip(first, numbers, strict=True)])
         levels = []
@@ -185,7 +185,7 @@ def trees(workload: Workload, leaf: nn.Module, inner: nn.Module, device: str) ->
     return run
 
 
-def _levels(children: Sequence[Sequence[int]], num_leaves: int) -> list[Numbers]:
+def _levels(children: Sequence[Sequence[int]], num_leaves: int) -> list[Ints]:
     """Return node, left and right child of all inner nodes of each level of a tree: [3, nodes] each."""
     level = [0] * num_leaves
     found: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
@@ -198,7 +198,7 @@ def _levels(children: Sequence[Sequence[int]], num_leaves: int) -> list[Numbers]
 # --- how fast --------------------------------------------------------------------------------------------------------
 
 
-def buckets(lengths: NDArray[Any], width: int, most: int) -> list[Numbers]:
+def buckets(lengths: NDArray[Any], width: int, most: int) -> list[Ints]:
     """Return the requests of each padded batch: of lengths in one bucket of `width` steps, at most so many."""
     order = np.argsort(lengths, kind="stable")
     batches = []

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import batchmaker as bm
+from batchmaker.arrays import Float32s
 from batchmaker.server import Audio, Signature, TensorSpec, Transcriptions
 
 BANDS = 16
@@ -49,8 +50,6 @@ QUIET = 1 / 64
 MOST = 3
 """Most symbols at one frame."""
 
-Frames = NDArray[np.float32]
-
 
 # --- sounds ----------------------------------------------------------------------------------------------------------
 
@@ -59,7 +58,7 @@ Frames = NDArray[np.float32]
 class Utterance:
     """frames: float32 [n, BANDS]. symbols: what is said. heard_at: the frame at which each symbol can be known."""
 
-    frames: Frames
+    frames: Float32s
     symbols: list[int]
     heard_at: list[int]
 
@@ -90,14 +89,14 @@ class Voice:
         return Utterance((clean + noise * draw.normal(size=clean.shape)).astype(np.float32), symbols, heard_at)
 
 
-def sound_of(frames: Frames) -> NDArray[np.int16]:
+def sound_of(frames: Float32s) -> NDArray[np.int16]:
     """Return how frames [n, BANDS] sound, [FRAME * n], as PCM of 16 bits: a tone for each band."""
     waves = np.sin(2 * np.pi * TONES[:, None] * np.arange(FRAME) / FRAME)
     sound = (QUIET * np.exp(frames / 2) @ waves).reshape(-1)
     return np.clip(np.rint(32768 * sound), -32768, 32767).astype(np.int16)
 
 
-def frames_of(sound: NDArray[np.float32]) -> Frames:
+def frames_of(sound: NDArray[np.float32]) -> Float32s:
     """Return the frames [n, BANDS] of sound from -1 to 1, [n, FRAME]: the logarithm of the energy in each band."""
     amplitudes = np.abs(np.fft.rfft(sound)[:, TONES]) * (2 / FRAME)
     return (2 * np.log(np.maximum(amplitudes, 1e-4) / QUIET)).astype(np.float32)
@@ -211,7 +210,7 @@ class Transducer(bm.Model):
 
 
 @torch.no_grad()
-def one_by_one(network: Network, frames: Frames) -> list[int]:
+def one_by_one(network: Network, frames: Float32s) -> list[int]:
     """Return the symbols of an utterance in plain PyTorch, without batchmaker."""
     heard = network.encoder(torch.from_numpy(frames))[0]
     h, c = network.predict(torch.tensor([BLANK]), *(torch.zeros(1, network.hidden),) * 2)

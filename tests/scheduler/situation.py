@@ -9,15 +9,11 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Flags, Floats, Ints
 from batchmaker.cost.replay import Forecasts, Replay
 from batchmaker.graph.cell_graph import Work
 from batchmaker.policies.expectation import StepsLeft
-from batchmaker.policies.requests import RequestTable, Slots
-
-Steps = NDArray[np.int64]
-Seconds = NDArray[np.float64]
-Allowed = NDArray[np.bool_]
-"""[candidates + 1] whether 0, 1, 2, ... of the candidates may join."""
+from batchmaker.policies.requests import RequestTable
 
 
 @final
@@ -33,7 +29,7 @@ class Situation:
     steps: StepsLeft
     replay: Replay
     now_s: float
-    slots: Slots
+    slots: Ints
     num_in_flight: int
 
     @property
@@ -41,7 +37,7 @@ class Situation:
         return len(self.slots) - self.num_in_flight
 
     @cached_property
-    def left(self) -> Steps:
+    def left(self) -> Ints:
         """Remaining steps of each request by type, [requests, types]."""
         return self.steps.left(self.table, self.slots)
 
@@ -51,8 +47,8 @@ class Situation:
         return None if (width == 1).all() else width
 
     @cached_property
-    def deadline_s(self) -> Seconds:
-        deadline_s: Seconds = self.table.deadline_s[self.slots] - self.now_s
+    def deadline_s(self) -> Floats:
+        deadline_s: Floats = self.table.deadline_s[self.slots] - self.now_s
         return deadline_s
 
     @cached_property
@@ -67,13 +63,13 @@ class Situation:
         return self.replay.forecasts(self.left[n:], 0, None if self.width is None else self.width[n:])
 
     @cached_property
-    def apart_drain_s(self) -> Seconds:
+    def apart_drain_s(self) -> Floats:
         """When all are done if so many candidates start once those in flight are done: [candidates + 1]."""
-        drain_s: Seconds = self.together.drain_s[0] + self._after.drain_s
+        drain_s: Floats = self.together.drain_s[0] + self._after.drain_s
         return drain_s
 
     @cached_property
-    def apart_s(self) -> Seconds:
+    def apart_s(self) -> Floats:
         """Finish times if so many candidates start after those in flight are done: [candidates + 1, requests]."""
         n, after = self.num_in_flight, self._after
         finish_s = np.empty_like(self.together.finish_s)
@@ -82,7 +78,7 @@ class Situation:
         return finish_s
 
     @cached_property
-    def counts(self) -> Allowed:
+    def counts(self) -> Flags:
         """The requests that are present if so many candidates join: [candidates + 1, requests]."""
         joining = np.arange(len(self.slots)) - self.num_in_flight
         return joining < np.arange(self.num_candidates + 1)[:, None]

@@ -6,19 +6,21 @@ from abc import ABC, abstractmethod
 from typing import final
 
 import numpy as np
-from situation import Allowed, Seconds, Situation, Steps
+from situation import Situation
+
+from batchmaker.arrays import Flags, Floats, Ints
 
 
-def whole_of(situation: Situation) -> Steps:
+def whole_of(situation: Situation) -> Ints:
     """All steps of each request by type."""
     return situation.steps.whole(situation.table, situation.slots)
 
 
-def slack_of_line_s(situation: Situation) -> Seconds:
+def slack_of_line_s(situation: Situation) -> Floats:
     """SLA minus the time in line: [requests]. Stalls after the beginning do not count (the paper's T_wait)."""
     s = situation
     begun_s = np.minimum(s.table.began_s[s.slots], s.now_s)
-    slack_s: Seconds = s.table.deadline_s[s.slots] - begun_s
+    slack_s: Floats = s.table.deadline_s[s.slots] - begun_s
     return slack_s
 
 
@@ -26,7 +28,7 @@ class SlackTest(ABC):
     """Decides how many candidates may join."""
 
     @abstractmethod
-    def allows(self, situation: Situation) -> Allowed:
+    def allows(self, situation: Situation) -> Flags:
         """Return which prefixes of the candidates may join the requests in flight."""
 
 
@@ -34,7 +36,7 @@ class SlackTest(ABC):
 class NoSlack(SlackTest):
     """Allows everybody."""
 
-    def allows(self, situation: Situation) -> Allowed:
+    def allows(self, situation: Situation) -> Flags:
         return np.ones(situation.num_candidates + 1, np.bool_)
 
 
@@ -52,7 +54,7 @@ class EquationTwo(SlackTest):
         self._from_table = from_table
         self._veto = veto
 
-    def allows(self, situation: Situation) -> Allowed:
+    def allows(self, situation: Situation) -> Flags:
         """Return, for each prefix of the candidates, whether nobody's slack is negative: [candidates + 1] bool."""
         s, n = situation, situation.num_in_flight
         alone_s = s.replay.alone(whole_of(s))
@@ -77,7 +79,7 @@ class ReplaySlack(SlackTest):
     def __init__(self, *, veto: bool) -> None:
         self._veto = veto
 
-    def allows(self, situation: Situation) -> Allowed:
+    def allows(self, situation: Situation) -> Flags:
         s = situation
         late = (s.together.finish_s > s.deadline_s) & s.counts
         if not self._veto and late.any():
@@ -85,10 +87,10 @@ class ReplaySlack(SlackTest):
         return np.logical_not(late.any(axis=1))
 
 
-def beneficial(situation: Situation) -> Allowed:
+def beneficial(situation: Situation) -> Flags:
     """Return the prefixes for which joining now gives a smaller sum of finish times than starting after the others."""
     s = situation
-    sooner: Allowed = ((s.together.finish_s - s.apart_s) * s.counts).sum(axis=1) <= 0.0
+    sooner: Flags = ((s.together.finish_s - s.apart_s) * s.counts).sum(axis=1) <= 0.0
     return sooner
 
 
@@ -101,7 +103,7 @@ def largest_prefix(situation: Situation, test: SlackTest, *, benefit: bool) -> i
     return int(found[-1]) if len(found) else 0
 
 
-def worthwhile(situation: Situation, num_waiting: int) -> Allowed:
+def worthwhile(situation: Situation, num_waiting: int) -> Flags:
     """Return which prefixes make the sum of finish times smaller by joining now, that of those behind them included.
 
     All who wait behind a prefix gain where computing it together with those in flight takes less time in all.
@@ -110,7 +112,7 @@ def worthwhile(situation: Situation, num_waiting: int) -> Allowed:
     later_s = ((s.together.finish_s - s.apart_s) * s.counts).sum(axis=1)
     num_behind = num_waiting - np.arange(s.num_candidates + 1)
     saved_s = np.maximum(s.apart_drain_s - s.together.drain_s, 0.0)
-    sooner: Allowed = later_s <= num_behind * saved_s
+    sooner: Flags = later_s <= num_behind * saved_s
     return sooner
 
 

@@ -16,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.arrays import Ints
 from batchmaker.compile.dataflow import TracedCell
 from batchmaker.compile.node_steps import run_nodes
 from batchmaker.compile.operations import Operations, OtherError, ValueRoom, Writer, row_bytes, write_graph
-from batchmaker.compile.passes.interpreter import Words, is_available
+from batchmaker.compile.passes.interpreter import is_available
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.choice import least_s
 from batchmaker.kernels.cpu.products import library
@@ -43,15 +44,15 @@ class NodeTask:
     keep_tables and fetch_at, fetch_of, fetched: as in LoopTask.
     """
 
-    ends: Words
+    ends: Ints
     largest: int
-    source_tables: Words
-    source_rows: Words
-    tables: Words
-    keep_at: Words
-    keep_rows: Words
-    keep_tables: Words
-    fetch_at: tuple[Words, ...]
+    source_tables: Ints
+    source_rows: Ints
+    tables: Ints
+    keep_at: Ints
+    keep_rows: Ints
+    keep_tables: Ints
+    fetch_at: tuple[Ints, ...]
     fetch_of: tuple[int, ...]
     fetched: tuple[NDArray[Any], ...]
 
@@ -114,7 +115,7 @@ class _Room(ValueRoom):
         self._places = np.empty(1024, np.int64)
         self.from_at = np.empty((num_inputs, block), np.int64)
 
-    def places_of(self, count: int) -> Words:
+    def places_of(self, count: int) -> Ints:
         """Return room for `count` places."""
         if len(self._places) < count:
             self._places = np.empty(2 * count, np.int64)

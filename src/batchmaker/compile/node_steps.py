@@ -10,8 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from batchmaker.compile.passes.interpreter import Words, interpret, load, store
-from batchmaker.compile.typed_steps import ADDRESS, VALUE_BYTES, WIDTH, Floats, place, work_on_each
+from batchmaker.arrays import Floats, Ints
+from batchmaker.compile.passes.interpreter import interpret, load, store
+from batchmaker.compile.typed_steps import ADDRESS, VALUE_BYTES, WIDTH, place, work_on_each
 from batchmaker.compiled import compiled_arithmetic, compiled_part
 from batchmaker.kernels.cpu.machine import (
     call_sgemm_compute,
@@ -48,11 +49,11 @@ OPERATION_FIELDS: Final = 6
 PROGRAM, PROGRAM_END, SLOT, SLOT_END, BASE, BASE_END, REGISTERS, PASS_WIDTH, PASS_FIELDS = range(9)
 """Fields of a pass: where its instructions, its slots and its bases are, its registers, and numbers in a row."""
 
-Code = tuple[Words, Words, Words, Words, Words, Words, Words]
+Code = tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints]
 """Operations, and what they refer to: passes; their programs, slots and base values (the values that passes read and
 write, below 0 for none); records; and addresses of functions."""
 
-Scratch = tuple[Words, Words, Floats, Words]
+Scratch = tuple[Ints, Ints, Floats, Ints]
 """Values, with their addresses; room for the addresses of base values, and for the numbers of records."""
 
 NO_ROW: Final = -1
@@ -60,7 +61,7 @@ NO_ROW: Final = -1
 
 
 @compiled_part
-def gather_rows(from_at: Words, port: int, n: int, at: int, size: int) -> None:
+def gather_rows(from_at: Ints, port: int, n: int, at: int, size: int) -> None:
     """Copy rows of an input from their addresses; address 0 stands for zeros."""
     for b in range(n):
         source = from_at[port, b]
@@ -139,7 +140,7 @@ def write_best(at: int, scores: int, n: int, width: int) -> None:
 
 
 @compiled_part
-def operate(k: int, n: int, done: int, from_at: Words, code: Code, scratch: Scratch) -> int:
+def operate(k: int, n: int, done: int, from_at: Ints, code: Code, scratch: Scratch) -> int:
     """Do the operations from k on for n rows, after `done` rows of the step.
 
     from_at: [inputs, n] addresses of the rows of the inputs. Returns len(operations); before, the number of an
@@ -188,8 +189,8 @@ def operate(k: int, n: int, done: int, from_at: Words, code: Code, scratch: Scra
 
 @compiled_arithmetic
 def run_nodes(
-    ends: Words, inputs: tuple[Words, Words, Words], tables: Words, code: Code, scratch: Scratch, made: Words,
-    kept: Kept, copies: Words, places: Words, from_at: Words, block: int,
+    ends: Ints, inputs: tuple[Ints, Ints, Ints], tables: Ints, code: Code, scratch: Scratch, made: Ints,
+    kept: Kept, copies: Ints, places: Ints, from_at: Ints, block: int,
 ) -> int:  # fmt: skip
     """Compute the steps of a task of single nodes; return how many: all, or those before a token without a row.
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx
 
+from batchmaker.arrays import Ints
 from batchmaker.compile import typed_steps as typed
 from batchmaker.compile.dataflow import (
     BATCH,
@@ -40,7 +41,7 @@ from batchmaker.compile.node_steps import (
 from batchmaker.compile.passes.atoms import gate_by_gate
 from batchmaker.compile.passes.cheaper import cheaper_sums
 from batchmaker.compile.passes.fusion import fuse_pointwise
-from batchmaker.compile.passes.interpreter import LINE, Words
+from batchmaker.compile.passes.interpreter import LINE
 from batchmaker.compile.passes.nodes import columns, is_linear, shape_of
 from batchmaker.compile.passes.pointwise import Pass
 from batchmaker.compile.passes.products import merge_products, parameters
@@ -114,8 +115,8 @@ class Writer:
         self.ports = {node: port for port, node in enumerate(cell.inputs)}
         self._inputs, self._packer, self._in_place = inputs, packer, in_place
         self._passes: list[list[int]] = []
-        self._programs: list[Words] = []
-        self._slots: list[Words] = []
+        self._programs: list[Ints] = []
+        self._slots: list[Ints] = []
         self._base_values: list[int] = []
         self._records: list[list[int]] = []
         self._cell = cell
@@ -124,7 +125,7 @@ class Writer:
         depends = dependencies(cell.graph)
         self._constant = {node for node in cell.graph.nodes if node.op != "output" and depends[node] <= {BATCH}}
 
-    def arrays(self) -> tuple[Words, Words, Words, Words, Words]:
+    def arrays(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Return what a Code has after its operations: passes, programs, slots, base values, and records."""
         return (
             np.array(self._passes, np.int64).reshape(-1, PASS_FIELDS),
@@ -433,7 +434,7 @@ class Operations:
         self.values[sorted(set(stays)), STAYS] = 1
         self.shapes = writer.shapes
         self._kept = writer.kept
-        self.addresses: Words = np.zeros(NUM_ADDRESSES, np.int64)
+        self.addresses: Ints = np.zeros(NUM_ADDRESSES, np.int64)
         self.code: Code = (self.operations, *writer.arrays(), self.addresses)
         functions = library()
         if writer.num_weights and functions.sgemm is not None:
@@ -445,7 +446,7 @@ class Fetches(Protocol):
     """Outputs that travel to the host: see kernels.cpu.loop.LoopTask."""
 
     @property
-    def fetch_at(self) -> tuple[Words, ...]: ...
+    def fetch_at(self) -> tuple[Ints, ...]: ...
     @property
     def fetch_of(self) -> tuple[int, ...]: ...
     @property
@@ -467,9 +468,9 @@ class ValueRoom:
         bases = np.zeros(len(of.code[4]), np.int64)
         floats, integers = np.empty((4, CHUNK), np.float64), np.empty((4, CHUNK), np.int64)
         self.scratch: Scratch = (self.values, bases, floats, integers)
-        self._copies: Words = np.empty((8, COPY_FIELDS), np.int64)
+        self._copies: Ints = np.empty((8, COPY_FIELDS), np.int64)
 
-    def copies_of(self, kept: int, task: Fetches) -> Words:
+    def copies_of(self, kept: int, task: Fetches) -> Ints:
         """Return room for the copies of a task, with its fetches entered after those of `kept` outputs."""
         count = kept + len(task.fetched)
         if len(self._copies) < count:

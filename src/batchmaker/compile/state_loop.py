@@ -16,12 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.arrays import Flags, Ints
 from batchmaker.compile.dataflow import CannotRewriteError, TracedCell
 from batchmaker.compile.export import torch_dtype
 from batchmaker.compile.lower import Packer
 from batchmaker.compile.node_steps import CALL, GATHER
 from batchmaker.compile.operations import Operations, OtherError, TorchCall, ValueRoom, Writer, row_bytes, write_graph
-from batchmaker.compile.passes.interpreter import Words, is_available
+from batchmaker.compile.passes.interpreter import is_available
 from batchmaker.compile.passes.open_steps import open_steps
 from batchmaker.compile.state_steps import (
     AT_CALL,
@@ -38,7 +39,7 @@ from batchmaker.compile.typed import KINDS
 from batchmaker.errors import RAISED_BY_USERS
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.choice import least_s
-from batchmaker.kernels.cpu.steps import BLOCK, Flags
+from batchmaker.kernels.cpu.steps import BLOCK
 
 _NONE: Final = np.zeros(0, np.int64)
 _NO_FLAGS: Final = np.zeros(0, np.bool_)
@@ -62,20 +63,20 @@ class StateTask:
     position, [positions or more, ...]. state: the tables of the lanes, [lanes, ...].
     """
 
-    ends: Words
+    ends: Ints
     largest: int
-    lanes: Words
-    nodes: Words
-    tables: Words
+    lanes: Ints
+    nodes: Ints
+    tables: Ints
     hoisted: tuple[Tensor, ...]
     state: tuple[Tensor, ...]
-    move_at: Words
-    move_tables: Words
-    move_rows: Words
-    keep_at: Words
-    keep_rows: Words
-    keep_tables: Words
-    fetch_at: tuple[Words, ...]
+    move_at: Ints
+    move_tables: Ints
+    move_rows: Ints
+    keep_at: Ints
+    keep_rows: Ints
+    keep_tables: Ints
+    fetch_at: tuple[Ints, ...]
     fetch_of: tuple[int, ...]
     fetched: tuple[NDArray[Any], ...]
 
@@ -199,7 +200,7 @@ class StateLoop:
         task = self._example(tuple([values.clone() for values in rows]), num_steps)
         return lambda: self.run(task, "")
 
-    def _compares(self, tests: Any, nodes: Words) -> bool:
+    def _compares(self, tests: Any, nodes: Ints) -> bool:
         """Whether all stop tests at these nodes compare one number with an integer."""
         numbers = np.unique(tests.test_of[nodes])
         numbers = numbers[numbers >= 0]
@@ -209,7 +210,7 @@ class StateLoop:
     # --- what Python does ------------------------------------------------------------------------------------------
 
     def _test(
-        self, room: _StateRoom, tests: Any, cell: str, nodes: Words, stopped: Flags, failed: dict[int, str]
+        self, room: _StateRoom, tests: Any, cell: str, nodes: Ints, stopped: Flags, failed: dict[int, str]
     ) -> None:
         """Apply the stop tests after a step."""
         count = int(room.cursor[RUNNING])
@@ -265,7 +266,7 @@ class _StateRoom(ValueRoom):
         self.from_at = np.empty((num_inputs, block), np.int64)
         self._shapes = of.shapes
         self._views: dict[tuple[int, int, tuple[int, ...]], Tensor] = {}
-        self.positions: tuple[Words, ...] = tuple(np.empty((3, 256), np.int64))
+        self.positions: tuple[Ints, ...] = tuple(np.empty((3, 256), np.int64))
 
     def fit(self, count: int) -> None:
         """Make room for so many positions."""

@@ -6,8 +6,8 @@ raised, leaves everything as the step before has left it.
 
 from __future__ import annotations
 
+from batchmaker.arrays import Flags, Ints
 from batchmaker.compile.node_steps import NO_ROW, Code, Scratch, operate
-from batchmaker.compile.passes.interpreter import Words
 from batchmaker.compile.typed_steps import ADDRESS, FLOAT32, KIND, VALUE_BYTES, number_at
 from batchmaker.compiled import compiled_arithmetic, compiled_part
 from batchmaker.kernels.cpu.machine import call_with_number, copy_bytes, int64_at
@@ -17,7 +17,6 @@ from batchmaker.kernels.cpu.steps import (
     ROW_BYTES,
     SET_THREADS,
     SOURCE,
-    Flags,
     Kept,
     bring,
     hand_out_one,
@@ -33,22 +32,22 @@ DONE, AT_CALL, AT_TEST, AT_NO_ROW = range(4)
 to apply the stop tests of the step that has just ended; a token has no row."""
 
 
-Inputs = tuple[Words, Words, Words]
+Inputs = tuple[Ints, Ints, Ints]
 """Addresses of the hoisted inputs' rows, by position, and of the state's, by lane; bytes of a row of each: [inputs]."""
 
-StateMoves = tuple[Words, Words, Words]
+StateMoves = tuple[Ints, Ints, Ints]
 """The positions whose state is not in its lane yet, ascending; and its tables and rows, [state inputs, moves]."""
 
-Places = tuple[Words, Words, Words]
+Places = tuple[Ints, Ints, Ints]
 """Room for [positions]: those of a step that run; for each position its row among them, and its lane, or -1 if it does
 not run."""
 
-Tests = tuple[Words, Words, Words, Flags, Words]
+Tests = tuple[Ints, Ints, Ints, Flags, Ints]
 """test_of, last_of, output_of, over and constants of StopTests."""
 
 
 @compiled_part
-def note_outputs(copies: Words, tables: Words, kept: Kept, made: Words, values: Words, inputs: Inputs) -> None:
+def note_outputs(copies: Ints, tables: Ints, kept: Kept, made: Ints, values: Ints, inputs: Inputs) -> None:
     """Define the copies of outputs to rows of tables, and the sources of all copies."""
     _, state_at, row_bytes = inputs
     note_kept(copies, tables, kept)
@@ -61,7 +60,7 @@ def note_outputs(copies: Words, tables: Words, kept: Kept, made: Words, values: 
 
 @compiled_part
 def begin_step(
-    first: int, last: int, move: int, lanes: Words, nodes: Words, over: Flags, tables: Words, moves: StateMoves,
+    first: int, last: int, move: int, lanes: Ints, nodes: Ints, over: Flags, tables: Ints, moves: StateMoves,
     inputs: Inputs, room: Places, skipped: Flags,
 ) -> tuple[int, int]:  # fmt: skip
     """Bring the states that move, and collect the positions of a step that run; return the next move and their number.
@@ -91,7 +90,7 @@ def begin_step(
 
 
 @compiled_part
-def find_rows(n: int, done: int, running: Words, lanes: Words, inputs: Inputs, from_at: Words) -> None:
+def find_rows(n: int, done: int, running: Ints, lanes: Ints, inputs: Inputs, from_at: Ints) -> None:
     """Write the addresses of the inputs of n rows: hoisted values by position, then state by lane."""
     hoisted_at, state_at, row_bytes = inputs
     for port in range(len(hoisted_at)):
@@ -104,7 +103,7 @@ def find_rows(n: int, done: int, running: Words, lanes: Words, inputs: Inputs, f
 
 
 @compiled_part
-def keep_states(count: int, running: Words, lanes: Words, state_at: Words, fed_by: Words, values: Words) -> None:
+def keep_states(count: int, running: Ints, lanes: Ints, state_at: Ints, fed_by: Ints, values: Ints) -> None:
     """Write the new state of the rows that ran into their lanes. fed_by: [state] the value; below 0: unchanged."""
     for port in range(len(state_at)):
         value = fed_by[port]
@@ -115,7 +114,7 @@ def keep_states(count: int, running: Words, lanes: Words, state_at: Words, fed_b
 
 
 @compiled_part
-def holds(values: Words, watched: int, row: int, constant: int) -> bool:
+def holds(values: Ints, watched: int, row: int, constant: int) -> bool:
     """Whether a watched number is the integer at which a loop ends."""
     kind, at = values[watched, KIND], values[watched, ADDRESS]
     if kind >= FLOAT32:
@@ -125,7 +124,7 @@ def holds(values: Words, watched: int, row: int, constant: int) -> bool:
 
 @compiled_part
 def end_loops(
-    count: int, running: Words, nodes: Words, values: Words, watched: Words, tests: Tests, stopped: Flags
+    count: int, running: Ints, nodes: Ints, values: Ints, watched: Ints, tests: Tests, stopped: Flags
 ) -> None:
     """Record the loops that end with a step. watched: [outputs] the value of each."""
     test_of, last_of, output_of, over, constants = tests
@@ -143,9 +142,9 @@ def end_loops(
 
 @compiled_arithmetic
 def run_states(
-    cursor: Words, steps: tuple[Words, Words, Words], tables: Words, inputs: Inputs, moves: StateMoves, kept: Kept,
-    copies: Words, results: tuple[Words, Words], code: Code, scratch: Scratch, tests: Tests, by_python: bool,
-    ended: tuple[Flags, Flags], room: Places, from_at: Words, block: int,
+    cursor: Ints, steps: tuple[Ints, Ints, Ints], tables: Ints, inputs: Inputs, moves: StateMoves, kept: Kept,
+    copies: Ints, results: tuple[Ints, Ints], code: Code, scratch: Scratch, tests: Tests, by_python: bool,
+    ended: tuple[Flags, Flags], room: Places, from_at: Ints, block: int,
 ) -> int:  # fmt: skip
     """Compute steps of a task from the cursor on, until all are done or Python has to do something.
 

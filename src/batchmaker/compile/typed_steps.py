@@ -11,9 +11,9 @@ import math
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from batchmaker.compile.passes.interpreter import Words, load, store
+from batchmaker.arrays import Floats, Ints
+from batchmaker.compile.passes.interpreter import load, store
 from batchmaker.compiled import compiled_exact
 from batchmaker.kernels.cpu.machine import (
     byte_at,
@@ -49,11 +49,9 @@ RECORD_FIELDS: Final = FIRST_OPERAND + MAX_OPERANDS * OPERAND_FIELDS
 CHUNK: Final = 256
 """Numbers that are computed together."""
 
-Floats = NDArray[np.float64]
-
 
 @compiled_exact
-def place(values: Words, value: int, done: int) -> int:
+def place(values: Ints, value: int, done: int) -> int:
     """Return the address of a value's rows in the block after `done` rows of the step."""
     address: int = values[value, ADDRESS] + values[value, STAYS] * done * values[value, VALUE_BYTES]
     return address
@@ -96,7 +94,7 @@ def take_floats(to: Floats, kind: int, at: int, step: int, count: int, in_single
 
 
 @compiled_exact
-def take_integers(to: Words, kind: int, at: int, step: int, count: int, in_bool: bool) -> None:
+def take_integers(to: Ints, kind: int, at: int, step: int, count: int, in_bool: bool) -> None:
     """Read numbers as int64, floats without their fraction; as 0 or 1 if the operation is done in bool."""
     for j in range(count):
         if kind == INT64:
@@ -121,7 +119,7 @@ def put_floats(of: Floats, kind: int, at: int, count: int) -> None:
 
 
 @compiled_exact
-def put_integers(of: Words, kind: int, at: int, count: int) -> None:
+def put_integers(of: Ints, kind: int, at: int, count: int) -> None:
     """Write int64 or bool numbers."""
     if kind == INT64:
         for j in range(count):
@@ -139,9 +137,7 @@ def remainder(x: float, y: float) -> float:
 
 
 @compiled_exact
-def work_in_floats(
-    code: int, a: Floats, b: Floats, c: Floats, d: Floats, given: Words, made: Words, count: int
-) -> None:
+def work_in_floats(code: int, a: Floats, b: Floats, c: Floats, d: Floats, given: Ints, made: Ints, count: int) -> None:
     """d = a code b, or made for a comparison. WHERE: b where `given`, else c. A NaN in an operand gives a NaN."""
     if code == ADD:
         for j in range(count):
@@ -207,7 +203,7 @@ def work_in_floats(
 
 
 @compiled_exact
-def work_in_integers(code: int, a: Words, b: Words, c: Words, d: Words, in_bool: bool, count: int) -> None:
+def work_in_integers(code: int, a: Ints, b: Ints, c: Ints, d: Ints, in_bool: bool, count: int) -> None:
     """d = a code b, in int64 or, as 0 and 1, in bool. WHERE: b where a, else c."""
     for j in range(count):
         x, y = a[j], b[j]
@@ -256,7 +252,7 @@ def work_in_integers(code: int, a: Words, b: Words, c: Words, d: Words, in_bool:
 
 
 @compiled_exact
-def work_on_each(record: Words, n: int, done: int, values: Words, floats: Floats, integers: Words) -> None:
+def work_on_each(record: Ints, n: int, done: int, values: Ints, floats: Floats, integers: Ints) -> None:
     """Do the operation of a record on n rows. floats, integers: room for [4, CHUNK] numbers."""
     code, kind = record[CODE], record[AS_KIND]
     result, in_floats, in_bool = record[RESULT], record[AS_KIND] >= FLOAT32, record[AS_KIND] == BOOL

@@ -17,8 +17,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-Steps = NDArray[np.int64]
-Seconds = NDArray[np.float64]
+from batchmaker.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +28,8 @@ class Forecasts:
     without remaining steps. drain_s: [candidates + 1] the end of the last step.
     """
 
-    finish_s: Seconds
-    drain_s: Seconds
+    finish_s: Floats
+    drain_s: Floats
 
 
 @final
@@ -43,20 +42,20 @@ class Replay:
 
     __slots__ = ("_flat", "_max_batch", "seconds")
 
-    def __init__(self, seconds: Seconds) -> None:
+    def __init__(self, seconds: Floats) -> None:
         self.seconds = np.ascontiguousarray(seconds)
         self._max_batch = seconds.shape[1] - 1
         self._flat = self.seconds.ravel()
 
-    def alone(self, steps: Steps) -> Seconds:
+    def alone(self, steps: Ints) -> Floats:
         """Return the seconds that each request takes by itself, one row at a time: [requests].
 
         steps: [requests, types] remaining steps. This is SingleInputExecTime of LazyBatching's Algorithm 1.
         """
-        single: Seconds = steps @ self.seconds[:, 1]
+        single: Floats = steps @ self.seconds[:, 1]
         return single
 
-    def forecasts(self, steps: Steps, num_fixed: int, width: NDArray[np.float64] | None = None) -> Forecasts:
+    def forecasts(self, steps: Ints, num_fixed: int, width: NDArray[np.float64] | None = None) -> Forecasts:
         """Return the finish times if the first `num_fixed` and the first j of the others run together.
 
         steps: [requests, types] remaining steps. width: [requests, types] rows of the request in a step; None: one.
@@ -90,9 +89,9 @@ class Replay:
         finish_s[:, ~steps.any(axis=1)] = 0.0
         return Forecasts(finish_s, done_s[:, -1])
 
-    def _step_s(self, types: Steps, batch: Steps) -> Seconds:
+    def _step_s(self, types: Ints, batch: Ints) -> Floats:
         if int(batch.max()) <= self._max_batch:
-            seconds: Seconds = self._flat.take(batch + types * (self._max_batch + 1))
+            seconds: Floats = self._flat.take(batch + types * (self._max_batch + 1))
             return seconds
         whole, rest = np.divmod(batch, self._max_batch)
         seconds = whole * self.seconds[types, self._max_batch] + self.seconds[types, rest]

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.arrays import Ints
 from batchmaker.compile.export import torch_dtype
 from batchmaker.engine.request import InFlight
 from batchmaker.engine.stop_tests import Failures, StopTests
@@ -27,8 +28,6 @@ from batchmaker.model.region_recorder import Recorded
 from batchmaker.model.scope import OpenLoop
 from batchmaker.model.structure import Handle
 from batchmaker.scheduler.commands import RunTask, within
-
-Nodes = NDArray[np.int64]
 
 _UNBIND_COPY: Final[Any] = torch.unbind_copy
 _SPLIT_COPY: Final[Any] = torch.split_with_sizes_copy
@@ -57,8 +56,8 @@ class ResultTable:
         self._spec = spec
         self._width = math.prod(spec.shape)
         is_wide = spec_bytes(spec) > NARROW_BYTES
-        self._places: Nodes | None = np.full(num_nodes, -1) if is_wide else None
-        self._free: Nodes = np.zeros(0, np.int64)
+        self._places: Ints | None = np.full(num_nodes, -1) if is_wide else None
+        self._free: Ints = np.zeros(0, np.int64)
         self._num_free = 0
         self._rows: NDArray[Any] = self._zeros(0 if is_wide else num_nodes)
 
@@ -83,7 +82,7 @@ class ResultTable:
         else:
             self._places = np.concatenate((self._places, np.full(num_nodes - len(self._places), -1)))
 
-    def write(self, nodes: Nodes, values: Tensor) -> None:
+    def write(self, nodes: Ints, values: Tensor) -> None:
         """Store the values of these nodes. nodes: [count], each once. values: [count, *shape], or [count].
 
         In the second form a number fills all parts of its value. NullExecutor gives such numbers.
@@ -93,7 +92,7 @@ class ResultTable:
             as_array(values).reshape(-1) if self._width == 1 else as_array(values).reshape(len(nodes), -1)
         )
 
-    def _taken(self, places: Nodes, nodes: Nodes) -> Nodes:
+    def _taken(self, places: Ints, nodes: Ints) -> Ints:
         """Return the rows of nodes. Those that had none have one then."""
         rows = places[nodes]
         missing = np.flatnonzero(rows < 0)
@@ -108,14 +107,14 @@ class ResultTable:
         places[nodes] = rows
         return rows
 
-    def read(self, nodes: Nodes) -> Tensor:
+    def read(self, nodes: Ints) -> Tensor:
         """Return the stored values of these nodes, [count, *shape], in memory of their own."""
         values = torch.from_numpy(self._rows.take(nodes if self._places is None else self._places[nodes], 0))
         if self._spec.dtype == "bfloat16":
             values = values.view(torch.bfloat16)
         return values.view(len(nodes), *self._spec.shape) if self._spec.shape else values
 
-    def leave(self, nodes: Nodes) -> None:
+    def leave(self, nodes: Ints) -> None:
         """Let go of the values of nodes, whether they have come or not."""
         if self._places is None:
             return
@@ -306,7 +305,7 @@ class Results:
             return torch.stack(values)
         return torch.tensor(values, dtype=torch_dtype(spec.dtype)).view(len(values), *spec.shape)
 
-    def begin(self, slots: Nodes, at_s: float) -> None:
+    def begin(self, slots: Ints, at_s: float) -> None:
         """Note when requests began. slots: of the nodes of a step that began at `at_s`; repeats allowed."""
         first = slots[self._waits[slots]]
         if len(first):
@@ -316,7 +315,7 @@ class Results:
                 if request is not None:
                     request.ticket.started_s = at_s
 
-    def take(self, cell: CellType, task: RunTask, result: StepsResult, begin: int, slots: Nodes) -> list[InFlight]:
+    def take(self, cell: CellType, task: RunTask, result: StepsResult, begin: int, slots: Ints) -> list[InFlight]:
         """Store the values that steps have brought. Returns the requests whose unfold function may wait for one.
 
         begin: the first position of these steps in the task. slots: [positions] the slot of each node's request.
@@ -346,9 +345,7 @@ class Results:
         return list(touched.values())
 
     @staticmethod
-    def whole_numbers(
-        task: RunTask, result: StepsResult, begin: int, count: int
-    ) -> tuple[tuple[int, Nodes, Nodes], ...]:
+    def whole_numbers(task: RunTask, result: StepsResult, begin: int, count: int) -> tuple[tuple[int, Ints, Ints], ...]:
         """Return the bools and integers that steps have brought: (output, nodes, values). See `take`."""
         found = []
         for fetch, values in zip(task.fetches, result.fetched, strict=False):
@@ -360,9 +357,9 @@ class Results:
     def _tell(
         self,
         output: int,
-        positions: Nodes,
-        nodes: Nodes,
-        owners: Nodes,
+        positions: Ints,
+        nodes: Ints,
+        owners: Ints,
         values: Tensor,
         missing: set[int],
         touched: dict[int, InFlight],
@@ -401,7 +398,7 @@ class Results:
             failed |= {int(positions[place]): reason for place, reason in untested}
         return stopped, tuple(failed.items())
 
-    def loops_ended(self, task: RunTask, begin: int, slots: Nodes, stopped: NDArray[np.bool_]) -> None:
+    def loops_ended(self, task: RunTask, begin: int, slots: Ints, stopped: NDArray[np.bool_]) -> None:
         """Note for each request which of its loops have ended, and where; their final values are found there.
 
         slots, stopped: [count] of the positions from `begin` on.
@@ -434,7 +431,7 @@ def spec_bytes(spec: ValueSpec) -> int:
     return math.prod(spec.shape) * torch_dtype(spec.dtype).itemsize
 
 
-_Reads = tuple[list[Nodes], list[int], list[tuple[dict[Handle, list[Any]], Handle, int]]]
+_Reads = tuple[list[Ints], list[int], list[tuple[dict[Handle, list[Any]], Handle, int]]]
 """What is read from one table: nodes; of sequences, their sizes; for whom: columns, handle, and how many requests."""
 
 

@@ -11,8 +11,8 @@ from operator import add
 from typing import Final, final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.engine.request import Settled
 from batchmaker.errors import DeadlineError, RefusedError
 from batchmaker.executor.base import StepsResult
@@ -191,8 +191,7 @@ class DriverStats:
         return DriverStats(*[sum([getattr(stats, name) for stats in several]) for name in names])
 
 
-Numbers = NDArray[np.int64]
-OwnersOf = Callable[[Numbers], list[RequestId | None]]
+OwnersOf = Callable[[Ints], list[RequestId | None]]
 
 
 @final
@@ -202,7 +201,7 @@ class StepCounts:
     def __init__(self, stats: DriverStats, owners_of: OwnersOf) -> None:
         self._stats = stats
         self._owners_of = owners_of
-        self._sizes: dict[TypeId, Numbers] = {}
+        self._sizes: dict[TypeId, Ints] = {}
         self.observer: Callable[[StepSeen], None] | None = None
 
     def add(self, task: RunTask, cell: CellType, result: StepsResult, now_s: float) -> None:
@@ -225,7 +224,7 @@ class StepCounts:
             nodes = task.nodes[begin : int(ends[-1])]
             self._show(task, cell, result, nodes if skipped is None else nodes[~skipped], batches, padded, now_s)
 
-    def _padded(self, cell: CellType) -> Numbers:
+    def _padded(self, cell: CellType) -> Ints:
         """Return the supported size for each number of rows, [max_batch + 1]; 0 for 0 rows."""
         batches = np.arange(cell.max_batch + 1)
         found = self._sizes[cell.type_id] = np.array(cell.batch_sizes)[np.searchsorted(cell.batch_sizes, batches)]
@@ -233,7 +232,7 @@ class StepCounts:
         return found
 
     def _show(
-        self, task: RunTask, cell: CellType, result: StepsResult, nodes: Numbers, batches: Numbers, padded: Numbers,
+        self, task: RunTask, cell: CellType, result: StepsResult, nodes: Ints, batches: Ints, padded: Ints,
         now_s: float,
     ) -> None:  # fmt: skip
         """Show each step to the observer. Steps that were reported together get equal shares of their time."""

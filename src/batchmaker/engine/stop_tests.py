@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.arrays import Ints
 from batchmaker.compile.run_form import A_NUMBER
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import NO_LOOP
 from batchmaker.model.scope import Conditions, OpenLoop
 
-Nodes = NDArray[np.int64]
 Failures = tuple[tuple[int, str], ...]
 Loops = Iterable[tuple[int, OpenLoop]]
 """Loops of a request, each with its shift: local number + shift = node number (see InFlight)."""
@@ -146,11 +146,11 @@ class StopTests:
         except RAISED_BY_USERS:  # its own __hash__ or __eq__ raised, so it was never in the dict
             pass
 
-    def running(self, nodes: Nodes) -> NDArray[np.bool_]:
+    def running(self, nodes: Ints) -> NDArray[np.bool_]:
         """Return which of these nodes of a task run, [nodes]. A node does not run if its loop has ended before it."""
         return ~self.over[nodes]
 
-    def apply(self, cell: str, nodes: Nodes, values: Tensor, output: int = 0) -> tuple[NDArray[np.bool_], Failures]:
+    def apply(self, cell: str, nodes: Ints, values: Tensor, output: int = 0) -> tuple[NDArray[np.bool_], Failures]:
         """Test loops after their steps at these nodes. A loop ends if its test holds, and at its last node.
 
         cell: its name, for messages. values: [nodes, *shape] of an output; tests of other outputs are left to another
@@ -194,7 +194,7 @@ def _is_constant(until: Any) -> bool:
     return isinstance(until, int | np.integer) and bool(-(2**63) <= until < 2**63)
 
 
-def _holds(until: Any, values: Tensor, places: Nodes) -> NDArray[np.bool_]:
+def _holds(until: Any, values: Tensor, places: Ints) -> NDArray[np.bool_]:
     """Apply a test to a copy of the values at these places. Returns one answer for each; raises if it gives others.
 
     Scalars are given as int64 or float64, like Python's numbers, or as bool. bfloat16, which NumPy lacks, is given as

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
-
-Rows = NDArray[np.int64]
 
 
 @compiled
-def by_table(tables: Rows, rows: Rows) -> tuple[Rows, Rows, Rows]:
+def by_table(tables: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
     """Group rows by table. In each group they keep their order.
 
     tables, rows: [n]. Returns positions and rows, [n], group after group; and [groups, 3]: table, begin and end.

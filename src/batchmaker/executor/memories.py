@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.arrays import Ints
 from batchmaker.compile.export import torch_dtype
 from batchmaker.compile.memories import room_for
 from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.scheduler.commands import Rows, RunTask, TableId, TaskMemories
+from batchmaker.scheduler.commands import RunTask, TableId, TaskMemories
 
 
 @dataclass(slots=True)
@@ -28,10 +29,10 @@ class _Gathered:
     values: Tensor
     number: Tensor
     version: int
-    rows: Rows
-    tables: Rows
-    firsts: Rows
-    lengths: Rows
+    rows: Ints
+    tables: Ints
+    firsts: Ints
+    lengths: Ints
 
 
 @final
@@ -46,10 +47,10 @@ class MemoryReader:
         self._specs, self._tables = specs, tables
         self._before: list[_Gathered | None] = [None] * len(specs)
         self._task: RunTask | None = None
-        self._nodes: Rows = np.empty(0, np.int64)
+        self._nodes: Ints = np.empty(0, np.int64)
 
     def read(
-        self, task: RunTask, of: TaskMemories, positions: slice | Rows, padded: int, *, stay: bool
+        self, task: RunTask, of: TaskMemories, positions: slice | Ints, padded: int, *, stay: bool
     ) -> tuple[Tensor, ...]:
         """Return rows [padded, room, *shape] and their number [padded] of each memory, for these positions of a task.
 
@@ -83,7 +84,7 @@ class MemoryReader:
         self._task, self._nodes = task, nodes
         return tuple(given)
 
-    def _added(self, before: _Gathered, of: TaskMemories, firsts: Rows, lengths: Rows) -> bool:
+    def _added(self, before: _Gathered, of: TaskMemories, firsts: Ints, lengths: Ints) -> bool:
         """Add the rows that memories have gained since the step before. Return whether the others are the same."""
         if np.array_equal(lengths, before.lengths) and np.array_equal(firsts, before.firsts):
             return True
@@ -97,7 +98,7 @@ class MemoryReader:
         return True
 
     def _gathered(
-        self, of: TaskMemories, tables: Rows, firsts: Rows, lengths: Rows, padded: int, room: int, spec: ValueSpec
+        self, of: TaskMemories, tables: Ints, firsts: Ints, lengths: Ints, padded: int, room: int, spec: ValueSpec
     ) -> _Gathered:
         values = torch.empty((padded, room, *spec.shape), dtype=torch_dtype(spec.dtype))
         array, number, count = as_array(values), np.empty(padded, np.int64), len(lengths)
@@ -112,7 +113,7 @@ class MemoryReader:
         array[count:] = array[0]
         return _Gathered(values, torch.from_numpy(number), values._version, rows, tables, firsts, lengths)
 
-    def _copy(self, rows: Rows, tables: Rows, array: NDArray[Any]) -> None:
+    def _copy(self, rows: Ints, tables: Ints, array: NDArray[Any]) -> None:
         """Copy rows [positions, room] that are not negative to their places."""
         of, nth = np.nonzero(rows >= 0)
         wanted, read_from = rows[of, nth], tables[of]
@@ -121,7 +122,7 @@ class MemoryReader:
             array[of[mine], nth[mine]] = self._tables.take(TableId(table), wanted[mine])
 
 
-def _rows(of: TaskMemories, firsts: Rows, lengths: Rows, room: int) -> Rows:
+def _rows(of: TaskMemories, firsts: Ints, lengths: Ints, room: int) -> Ints:
     """Return the rows of one memory of some positions: [positions, room], -1 after the memory's."""
     places = np.arange(room)
     is_row = places < lengths[:, None]

@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.arrays import Ints
 from batchmaker.compile.export import torch_dtype
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, RowSource, TableId
-
-Rows = NDArray[np.int64]
 
 _ALIGNMENT = 64
 _BLOCK_BYTES = 1 << 20
@@ -67,7 +66,7 @@ class StateTables:
             self._addresses[spec.table] = table.begin
 
     @property
-    def addresses(self) -> Rows:
+    def addresses(self) -> Ints:
         """The address of row 0 of each table, by table number; 0 if there is no such table."""
         return self._addresses
 
@@ -85,26 +84,26 @@ class StateTables:
 
     # --- rows in -------------------------------------------------------------------------------------------------
 
-    def write(self, table: TableId, rows: slice | Rows, values: Any) -> None:
+    def write(self, table: TableId, rows: slice | Ints, values: Any) -> None:
         """Write values [count, *shape], a NumPy array or tensor of the table's dtype, into these rows."""
         self._tables[table].array[rows] = values if isinstance(values, np.ndarray) else as_array(values)
 
-    def put(self, table: TableId, rows: slice | Rows, values: NDArray[Any]) -> None:
+    def put(self, table: TableId, rows: slice | Ints, values: NDArray[Any]) -> None:
         """Write values that come from `take` or `as_array`. Their memory must not overlap with these rows."""
         self._tables[table].array[rows] = values
 
-    def clear(self, table: TableId, rows: Rows) -> None:
+    def clear(self, table: TableId, rows: Ints) -> None:
         """Set rows to zero."""
         self._tables[table].array[rows] = 0
 
     # --- rows out ------------------------------------------------------------------------------------------------
 
-    def take(self, table: TableId, rows: Rows) -> NDArray[Any]:
+    def take(self, table: TableId, rows: Ints) -> NDArray[Any]:
         """Return a copy of these rows, for `put`."""
         taken: NDArray[Any] = self._tables[table].array.take(rows, 0)
         return taken
 
-    def take_into(self, table: TableId, rows: Rows, values: NDArray[Any]) -> None:
+    def take_into(self, table: TableId, rows: Ints, values: NDArray[Any]) -> None:
         """Copy these rows [...] to values [..., *shape], in one pass."""
         self._tables[table].array.take(rows, 0, out=values, mode="clip")
 
@@ -124,7 +123,7 @@ class StateTables:
                 array[source.positions] = self.take(source.table, source.rows)
         return batch
 
-    def copy(self, table: TableId, rows: Rows, padded: int) -> Tensor:
+    def copy(self, table: TableId, rows: Ints, padded: int) -> Tensor:
         """Return a copy of these rows as [padded, *shape]. The rows after them are arbitrary but valid."""
         if padded > len(rows):
             wider = np.zeros(padded, np.int64)
@@ -134,7 +133,7 @@ class StateTables:
         values = torch.from_numpy(found.array.take(rows, 0))
         return values.view(torch.bfloat16) if found.rows.dtype == torch.bfloat16 else values
 
-    def _rows(self, table: TableId, rows: Rows, padded: int) -> Tensor:
+    def _rows(self, table: TableId, rows: Ints, padded: int) -> Tensor:
         found = self._tables[table]
         first, count = rows.item(0), len(rows)
         if rows.item(count - 1) - first == count - 1 and first + padded <= found.num_rows and _ascending(rows):
@@ -172,6 +171,6 @@ def copy_used(old: Tensor, new: Tensor) -> None:
             new[at : at + size][: len(block)] = block
 
 
-def _ascending(rows: Rows) -> bool:
+def _ascending(rows: Ints) -> bool:
     """Whether rows increase by one each. The caller has checked the first and the last."""
     return len(rows) < 3 or bool((rows[1:] - rows[:-1] == 1).all())

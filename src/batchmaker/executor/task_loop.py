@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.arrays import Ints
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.node_loop import NodeTask
 from batchmaker.compile.state_loop import StateTask
@@ -21,9 +22,9 @@ from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.greedy import GreedyLoop
 from batchmaker.kernels.cpu.loop import LoopTask, RecurrentLoop
 from batchmaker.model.batch_sizes import size_ladder
-from batchmaker.scheduler.commands import Rows, RunTask, TableId, TaskLanes
+from batchmaker.scheduler.commands import RunTask, TableId, TaskLanes
 
-_NONE: Final[Rows] = np.empty(0, np.int64)
+_NONE: Final[Ints] = np.empty(0, np.int64)
 
 
 MAX_HOISTED_ROWS: Final = 2048
@@ -169,8 +170,8 @@ def _described(
     lanes: TaskLanes,
     cell: BoundCell,
     tables: StateTables,
-    source_tables: Rows = _NONE,
-    source_rows: Rows = _NONE,
+    source_tables: Ints = _NONE,
+    source_rows: Ints = _NONE,
     inputs: tuple[NDArray[Any], ...] = (),
 ) -> tuple[LoopTask, tuple[NDArray[Any], ...]]:
     """Return a task in the form that loops take, and the arrays into which they write the values of its fetches."""
@@ -184,7 +185,7 @@ def _described(
     return looped, fetched
 
 
-def _outputs_of(task: RunTask, cell: BoundCell) -> tuple[Rows, Rows, Rows, tuple[NDArray[Any], ...]]:
+def _outputs_of(task: RunTask, cell: BoundCell) -> tuple[Ints, Ints, Ints, tuple[NDArray[Any], ...]]:
     """Return positions, rows and tables of what stays in state tables, and arrays for the values of the fetches."""
     outputs, keep = cell.outputs, task.keep
     fetched = tuple([_room(len(fetch.positions), outputs[fetch.output]) for fetch in task.fetches])
@@ -193,7 +194,7 @@ def _outputs_of(task: RunTask, cell: BoundCell) -> tuple[Rows, Rows, Rows, tuple
     return keep.positions, keep.rows, _numbers(keep.tables), fetched
 
 
-def _inputs(of: Rows, rows: Rows, tables: StateTables) -> NDArray[Any]:
+def _inputs(of: Ints, rows: Ints, tables: StateTables) -> NDArray[Any]:
     """Return one input of every position, [positions, *shape], in memory of its own. of, rows: [positions]."""
     first = TableId(of.item(0))
     if len(of) == 1 or (of == first).all():
@@ -209,7 +210,7 @@ def _inputs(of: Rows, rows: Rows, tables: StateTables) -> NDArray[Any]:
 
 
 @lru_cache(maxsize=1024)
-def _numbers(tables: tuple[TableId, ...]) -> Rows:
+def _numbers(tables: tuple[TableId, ...]) -> Ints:
     """Return the numbers of tables as an array. It is cached: do not write to it."""
     return np.array(tables, np.int64)
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.arrays import Ints
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.export import example_rows
 from batchmaker.errors import RAISED_BY_USERS, said_by
@@ -23,7 +24,7 @@ from batchmaker.executor.memories import MemoryReader
 from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.executor.task_loop import MAX_HOISTED_ROWS, hoisted_rows, run_in_loop
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
-from batchmaker.scheduler.commands import ZERO_TABLE, Rows, RowSource, RunTask, TableId, TaskLanes, within
+from batchmaker.scheduler.commands import ZERO_TABLE, RowSource, RunTask, TableId, TaskLanes, within
 from batchmaker.scheduler.events import WorkerId
 
 Outputs = tuple[Tensor, ...]
@@ -160,7 +161,7 @@ class RunningTask:
                 batch = end - begin if ran is None else len(ran)
                 self._keep(keep.tables, keep.rows[mine][places], rows, batch, outputs)
 
-    def _running(self, begin: int, end: int) -> Rows | None:
+    def _running(self, begin: int, end: int) -> Ints | None:
         """Return the rows of a step that run, ascending; None if all do. Rows of ended loops do not run."""
         if self._tests is None:
             return None
@@ -169,7 +170,7 @@ class RunningTask:
         return None if running.all() else np.flatnonzero(running)
 
     def _fetch(
-        self, outputs: Outputs, output: int, positions: Rows, begin: int, ran: Rows | None, failed: Failures
+        self, outputs: Outputs, output: int, positions: Ints, begin: int, ran: Ints | None, failed: Failures
     ) -> Tensor:
         """Return an output at these positions of a step, and apply the stop tests of it. ran: see _running."""
         places, rows = _among(positions, ran)
@@ -201,7 +202,7 @@ class RunningTask:
             failed.extend((begin + position, reason) for position, reason in found)
             return outputs
 
-    def _inputs(self, positions: slice | Rows, padded: int, num_inputs: int, *, stay: bool) -> Outputs:
+    def _inputs(self, positions: slice | Ints, padded: int, num_inputs: int, *, stay: bool) -> Outputs:
         """Return the first inputs of the cell for these positions of the task, memories as rows and numbers.
 
         stay: see MemoryReader.read.
@@ -215,7 +216,7 @@ class RunningTask:
             for port, spec in enumerate(cell.inputs[cell.num_memories : num_inputs], start=cell.num_memories)
         ])  # fmt: skip
 
-    def _gather(self, tables: Rows, rows: Rows, padded: int, spec: ValueSpec) -> Tensor:
+    def _gather(self, tables: Ints, rows: Ints, padded: int, spec: ValueSpec) -> Tensor:
         """Return one input of a batch as [padded, *shape]. Rows after the given ones are arbitrary but valid."""
         if len(tables) == 1:
             return self._tables.gather((RowSource(TableId(tables.item(0)), rows),), 1, padded, spec)
@@ -263,7 +264,7 @@ class RunningTask:
         return self._hoisted
 
     def _run_chains(
-        self, number: int, lanes: TaskLanes, begin: int, end: int, ran: Rows | None, failed: Failures
+        self, number: int, lanes: TaskLanes, begin: int, end: int, ran: Ints | None, failed: Failures
     ) -> Outputs:
         """Run a step of chains. ran: the rows of the step that run, in their order; None for all.
 
@@ -333,7 +334,7 @@ class RunningTask:
 
     # --- outputs -------------------------------------------------------------------------------------------------
 
-    def _keep(self, tables: tuple[TableId, ...], rows: Rows, positions: Rows, batch: int, outputs: Outputs) -> None:
+    def _keep(self, tables: tuple[TableId, ...], rows: Ints, positions: Ints, batch: int, outputs: Outputs) -> None:
         kept = []
         for values in outputs:
             array = as_array(values)
@@ -347,13 +348,13 @@ class RunningTask:
             self._tables.put(table, rows, array)
 
 
-def _taken(values: Tensor, positions: Rows) -> Tensor:
+def _taken(values: Tensor, positions: Ints) -> Tensor:
     """Return the values at these positions, in memory of their own."""
     taken = torch.from_numpy(as_array(values).take(positions, 0))
     return taken.view(torch.bfloat16) if values.dtype == torch.bfloat16 else taken
 
 
-def _among(positions: Rows, ran: Rows | None) -> tuple[Rows | slice, Rows]:
+def _among(positions: Ints, ran: Ints | None) -> tuple[Ints | slice, Ints]:
     """Return which of these positions of a step ran, and their rows in its outputs. ran: ascending, None for all."""
     if ran is None:
         return slice(None), positions
@@ -362,7 +363,7 @@ def _among(positions: Rows, ran: Rows | None) -> tuple[Rows | slice, Rows]:
     return found, rows[found]
 
 
-def _chosen(rows: Tensor, begin: int, padded: int, ran: Rows | None) -> Tensor:
+def _chosen(rows: Tensor, begin: int, padded: int, ran: Ints | None) -> Tensor:
     """Return the hoisted rows of a step, [padded, ...]. Rows after those of the step are arbitrary but valid."""
     if ran is None:
         return rows.narrow(0, begin, padded)

@@ -16,10 +16,9 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.errors import OptionError, StoppedError, unknown_name
-
-Ids = NDArray[np.int64]
 
 RULES: Final = {
     "random": "any replica, each as likely",
@@ -52,7 +51,7 @@ def random_below(state: NDArray[np.uint64], limit: int) -> int:
 
 
 @compiled
-def pick(how: int, state: NDArray[np.uint64], replicas: Ids, load: Ids) -> int:
+def pick(how: int, state: NDArray[np.uint64], replicas: Ints, load: Ints) -> int:
     """Return one of the open replicas.
 
     how: RANDOM, ROUND_ROBIN, TWO_CHOICES or LEAST. state: see Router; it changes. replicas: the open ones come first.
@@ -104,8 +103,8 @@ class Router:
         self.rule = rule
         self.how = _PICKS.get(rule, LEAST)
         self.state: NDArray[np.uint64] = np.array([seed, 0, 0], np.uint64)
-        self.replicas: Ids = np.zeros(4, np.int64)
-        self.load: Ids = np.zeros(4, np.int64)
+        self.replicas: Ints = np.zeros(4, np.int64)
+        self.load: Ints = np.zeros(4, np.int64)
 
     @property
     def num_open(self) -> int:

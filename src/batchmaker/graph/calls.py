@@ -7,11 +7,12 @@ from typing import Any, Final, Protocol, final
 
 import numpy as np
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.cell_graph import HostInput, NodeBlock
 from batchmaker.graph.spec import CellType, ValueSpec
-from batchmaker.graph.values import Hold, HostValues, NodeArray, Output, Value, ValueSequence
+from batchmaker.graph.values import Hold, HostValues, Output, Value, ValueSequence
 
 
 class DataLayout(Protocol):
@@ -169,7 +170,7 @@ class _LaidOut:
 LAID_OUT: Final[DataLayout] = _LaidOut()
 
 
-def host_input(cell: CellType, port: int, nodes: int | NodeArray, values: HostValues) -> HostInput:
+def host_input(cell: CellType, port: int, nodes: int | Ints, values: HostValues) -> HostInput:
     """Return the data of one input for these nodes. nodes: numbers, or the first number of consecutive ones."""
     if isinstance(nodes, int):
         return HostInput(cell.type_id, port, nodes, values.count, values.values)
@@ -178,7 +179,7 @@ def host_input(cell: CellType, port: int, nodes: int | NodeArray, values: HostVa
 
 
 @compiled
-def are_consecutive(nodes: NodeArray) -> bool:
+def are_consecutive(nodes: Ints) -> bool:
     """Whether the numbers [count] are consecutive and ascending."""
     wrong = 0
     for i in range(1, len(nodes)):

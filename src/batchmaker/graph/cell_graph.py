@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.graph.spec import TypeId
-from batchmaker.graph.values import NodeArray
 
 HOST = -1
 """A source: the value came with the request."""
@@ -35,7 +35,7 @@ class NodeBlock:
 
     first: int
     types: NDArray[np.int16]
-    sources: NodeArray
+    sources: Ints
     outputs: NDArray[np.int16]
     connected: bool = False
 
@@ -57,7 +57,7 @@ class Run:
     type_id: TypeId
     first: int
     length: int
-    sequences: tuple[tuple[NodeArray, int] | None, ...]
+    sequences: tuple[tuple[Ints, int] | None, ...]
     init: tuple[tuple[int, int], ...]
     open_ended: bool = False
 
@@ -87,7 +87,7 @@ class MemoryRead:
     own: bool = False
 
     @property
-    def sources(self) -> NodeArray:
+    def sources(self) -> Ints:
         """The nodes whose values it is, in order: [length]."""
         return self.source + self.step * np.arange(self.length)
 
@@ -104,12 +104,12 @@ class HostInput:
     first: int
     count: int
     values: Any
-    nodes: NodeArray | None = None
+    nodes: Ints | None = None
 
-    def rows(self, shift: int) -> slice | NodeArray:
+    def rows(self, shift: int) -> slice | Ints:
         """Return the rows of the nodes in an array that has node n in row n + shift."""
         if self.nodes is not None:
-            moved: NodeArray = self.nodes + shift
+            moved: Ints = self.nodes + shift
             return moved
         return slice(self.first + shift, self.first + shift + self.count)
 
@@ -118,7 +118,7 @@ class HostInput:
 class Fetch:
     """Outputs that must travel to the host: `output` of each of `nodes`."""
 
-    nodes: NodeArray
+    nodes: Ints
     output: int
 
 
@@ -160,7 +160,7 @@ class CellGraph:
     plain: bool = True
     known_work: Work | None = None
     known_fetches_earlier: bool | None = None
-    kept: NodeArray | None = None
+    kept: Ints | None = None
     shared: bool = False
     region: Any = None
     held: tuple[int, ...] = ()
@@ -182,7 +182,7 @@ class CellGraph:
             self.known_fetches_earlier = any((fetch.nodes < self.first).any() for fetch in self.fetches)
         return self.known_fetches_earlier
 
-    def memory_edges(self) -> tuple[NodeArray, NodeArray]:
+    def memory_edges(self) -> tuple[Ints, Ints]:
         """Return the nodes that each node of the graph waits for because of its memories.
 
         Those of node `first + i` are sources[starts[i] : starts[i + 1]]; a run waits at its first step. starts:

@@ -11,21 +11,22 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.graph.cell_graph import HOST
-from batchmaker.graph.values import NodeArray, ValueSequence
+from batchmaker.graph.values import ValueSequence
 
 MAX_SHARED: Final = 512
 """Longer arrays are made each time. The number of shared ones is limited."""
 _ASCENDING: Final = np.arange(1 << 14)
 
 
-def ascending(first: int, count: int) -> NodeArray:
+def ascending(first: int, count: int) -> Ints:
     """Return the numbers from `first` on: [count] int64, for reading."""
     end = first + count
     return _ASCENDING[first:end] if end <= len(_ASCENDING) else np.arange(first, end)
 
 
-def nodes_of(sequence: ValueSequence) -> NodeArray:
+def nodes_of(sequence: ValueSequence) -> Ints:
     """Return the nodes of a sequence: [count] int64, for reading."""
     numbers = sequence.numbers
     if type(numbers) is range and numbers.step == 1:
@@ -38,7 +39,7 @@ def of_type(type_id: int, count: int) -> NDArray[np.int16]:
     return (_of_type if count <= MAX_SHARED else _of_type.__wrapped__)(type_id, count)
 
 
-def from_host(num_ports: int, count: int) -> tuple[NodeArray, NDArray[np.int16]]:
+def from_host(num_ports: int, count: int) -> tuple[Ints, NDArray[np.int16]]:
     """Return sources and outputs of nodes without source nodes: [num_ports, count] int64, all HOST, and int16 zeros."""
     return (_from_host if count <= MAX_SHARED else _from_host.__wrapped__)(num_ports, count)
 
@@ -61,5 +62,5 @@ def _of_type(type_id: int, count: int) -> NDArray[np.int16]:
 
 
 @lru_cache(maxsize=2048)
-def _from_host(num_ports: int, count: int) -> tuple[NodeArray, NDArray[np.int16]]:
+def _from_host(num_ports: int, count: int) -> tuple[Ints, NDArray[np.int16]]:
     return np.full((num_ports, count), HOST), np.zeros((num_ports, count), np.int16)

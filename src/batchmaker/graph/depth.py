@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import CellGraph, Run
-from batchmaker.graph.values import NodeArray
-
-Depths = NDArray[np.int64]
 
 
-def depths_of(graph: CellGraph, earlier: Depths) -> Depths:
+def depths_of(graph: CellGraph, earlier: Ints) -> Ints:
     """Return the depth of each node of a graph [num_nodes]: 0 without sources, else one more than its deepest source's.
 
     earlier: [graph.first] depths of the nodes before an extension; empty for a request's first graph.
@@ -29,7 +26,7 @@ def depths_of(graph: CellGraph, earlier: Depths) -> Depths:
     return depth[graph.first : -1]
 
 
-def _run_depths(run: Run, depth: Depths, read: NodeArray) -> None:
+def _run_depths(run: Run, depth: Ints, read: Ints) -> None:
     """Make each step deeper than the previous one and than its sources. read: the nodes of its memories."""
     reached = np.full(run.length, -1, np.int64)
     reached[0] = max((int(depth[max(source, -1)]) for source, _ in run.init), default=-1)
@@ -42,7 +39,7 @@ def _run_depths(run: Run, depth: Depths, read: NodeArray) -> None:
 
 
 @compiled
-def _deepen(first: int, sources: NodeArray, starts: NodeArray, read: NodeArray, depth: Depths) -> None:
+def _deepen(first: int, sources: Ints, starts: Ints, read: Ints, depth: Ints) -> None:
     """Make each node of a block deeper than its sources.
 
     first: its first node. sources: [inputs, nodes of the block]. starts, read: see CellGraph.memory_edges; `starts`

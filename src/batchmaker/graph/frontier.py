@@ -8,11 +8,10 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.graph import wait_counts
 from batchmaker.graph.mini_batch import MiniBatch
-
-Nodes = NDArray[np.int64]
 
 
 @final
@@ -65,7 +64,7 @@ class Frontier:
         nothing: list[NDArray[Any]] = [np.empty(0, np.int64), np.empty((2, 0), np.int64)]
         given = [*everything, *nothing, np.zeros(size, np.int8), *self._graph, *self._at_first, *self._late]
         wait_counts.enter(False, *given)
-        self._num_sources: Nodes = np.diff(mini_batch.starts)
+        self._num_sources: Ints = np.diff(mini_batch.starts)
         self._ready_at_first: list[list[int]] = [[] for _ in range(mini_batch.num_types)]
         for node in np.flatnonzero(self._num_sources == 0).tolist():
             self._ready_at_first[self._types[node]].append(node)
@@ -105,7 +104,7 @@ class Frontier:
 
 
 @compiled
-def _met(nodes: Nodes, unmet: Nodes, found: Nodes, first_edge: Nodes, num_edges: Nodes, fed: Nodes) -> int:
+def _met(nodes: Ints, unmet: Ints, found: Ints, first_edge: Ints, num_edges: Ints, fed: Ints) -> int:
     """Lower the unmet counts of these nodes' consumers; write those that are ready now, return their number."""
     count = 0
     for node in nodes:

@@ -11,13 +11,11 @@ from functools import cached_property
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.cell_graph import CellGraph, NodeBlock, Run
-
-Nodes = NDArray[np.int64]
 
 
 @final
@@ -29,31 +27,31 @@ class MiniBatch:
     1]]. starts: [nodes + 1]. num_types: number of cell types.
     """
 
-    types: Nodes
-    starts: Nodes
-    sources: Nodes
+    types: Ints
+    starts: Ints
+    sources: Ints
     num_types: int
 
     def __len__(self) -> int:
         return len(self.types)
 
     @cached_property
-    def depths(self) -> Nodes:
+    def depths(self) -> Ints:
         """Depths [nodes]: how many nodes must run one after another before each; 0 without sources."""
         return _longest(np.zeros(len(self), np.int64), self.starts, self.sources, 1)
 
     @cached_property
-    def own_depths(self) -> Nodes:
+    def own_depths(self) -> Ints:
         """The largest number of nodes of a node's own type on any path to it, without the node itself: [nodes]."""
         return _longest(self.types, self.starts, self.sources, self.num_types)
 
     @cached_property
-    def num_fed(self) -> Nodes:
+    def num_fed(self) -> Ints:
         """The number of consumers of each node: [nodes]."""
         return np.bincount(self.sources, minlength=len(self))
 
     @cached_property
-    def fed(self) -> Nodes:
+    def fed(self) -> Ints:
         """The consumers of node 0, ascending, then those of node 1, and so on: [edges]."""
         fed = np.repeat(np.arange(len(self)), np.diff(self.starts))
         return fed[np.argsort(self.sources, kind="stable")]
@@ -135,7 +133,7 @@ def _unroll_block(block: NodeBlock, before: int, types: list[int], sources: list
 
 
 @compiled
-def _longest(types: Nodes, starts: Nodes, sources: Nodes, num_types: int) -> Nodes:
+def _longest(types: Ints, starts: Ints, sources: Ints, num_types: int) -> Ints:
     """Return the largest number of nodes of each node's type on any path to it, without the node itself."""
     longest = np.zeros((len(types), num_types), np.int64)
     own = np.zeros(len(types), np.int64)
@@ -148,12 +146,12 @@ def _longest(types: Nodes, starts: Nodes, sources: Nodes, num_types: int) -> Nod
     return own
 
 
-def _columns(rows: Sequence[Sequence[int]]) -> tuple[Nodes, Nodes]:
+def _columns(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     starts = np.concatenate(([0], np.cumsum([len(row) for row in rows], dtype=np.int64)))
     return starts, np.array([entry for row in rows for entry in row], np.int64)
 
 
-def _joined(parts: Sequence[tuple[Nodes, Nodes]], first: Sequence[int]) -> tuple[Nodes, Nodes]:
+def _joined(parts: Sequence[tuple[Ints, Ints]], first: Sequence[int]) -> tuple[Ints, Ints]:
     counts = [np.diff(starts) for starts, _ in parts]
     edges = [sources + number for (_, sources), number in zip(parts, first, strict=True)]
     starts = np.concatenate(([0], *counts)).cumsum(dtype=np.int64)

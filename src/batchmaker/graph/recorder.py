@@ -13,6 +13,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError
 from batchmaker.graph.argument_errors import common_length, foreign, misfit, never_computed
 from batchmaker.graph.calls import LAID_OUT, CallNumbers, Calls, DataLayout, host_input
@@ -28,7 +29,7 @@ from batchmaker.graph.trees import (
     leaves_at,
     specs_of,
 )
-from batchmaker.graph.values import Chain, Hold, HostValues, NodeArray, Output, Value, ValueSequence
+from batchmaker.graph.values import Chain, Hold, HostValues, Output, Value, ValueSequence
 from batchmaker.graph.whole_runs import CONCURRENCIES, PendingRun, WholeForm
 
 Argument = Value | HostValues
@@ -228,7 +229,7 @@ class Recorder:
             self._fetched_loops.add(key)
         self._graph.fetches.append(Fetch(nodes_of(value), value.output))
 
-    def keep(self, nodes: NodeArray) -> None:
+    def keep(self, nodes: Ints) -> None:
         """Note the nodes, each once, whose outputs stay for the next request of the sequence."""
         self._graph.kept = nodes
 
@@ -388,7 +389,7 @@ class Recorder:
 
     def _read(
         self, first: int, cell: CellType, count: int, arguments: Sequence[SequenceArgument]
-    ) -> tuple[NodeArray, NDArray[np.int16]]:
+    ) -> tuple[Ints, NDArray[np.int16]]:
         """Return read-only sources and outputs of `count` nodes whose inputs are the elements of the arguments."""
         values = []
         for port, argument in enumerate(arguments, start=len(cell.memories)):
@@ -439,7 +440,7 @@ class Recorder:
     ) -> None:
         """Add a chain whose arguments have been checked as one entry."""
         num_memories = len(cell.memories)
-        columns: list[tuple[NodeArray, int] | None] = [None] * num_memories
+        columns: list[tuple[Ints, int] | None] = [None] * num_memories
         for port, sequence in enumerate(sequences, start=num_memories):
             if isinstance(sequence, HostValues):
                 self._graph.host_inputs.append(host_input(cell, port, first, sequence))

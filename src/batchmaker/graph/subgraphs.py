@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import CellGraph, Run
-from batchmaker.graph.values import NodeArray
 
 Roots = NDArray[np.int32]
 Types = NDArray[np.int16]
@@ -99,7 +99,7 @@ def _levels(graph: CellGraph, types: Types) -> Roots:
 
 
 @compiled
-def _joins_alike(first: int, shift: int, sources: NodeArray, types: Types) -> bool:
+def _joins_alike(first: int, shift: int, sources: Ints, types: Types) -> bool:
     """Whether an edge within a graph leads to a node of a block from a node of its type.
 
     first: the block's first node in the graph. sources: [inputs, nodes of the block]; they are in the graph from
@@ -114,9 +114,7 @@ def _joins_alike(first: int, shift: int, sources: NodeArray, types: Types) -> bo
 
 
 @compiled
-def _raise_levels(
-    first: int, shift: int, sources: NodeArray, types: Types, starts: NodeArray, read: NodeArray, level: Roots
-) -> None:
+def _raise_levels(first: int, shift: int, sources: Ints, types: Types, starts: Ints, read: Ints, level: Roots) -> None:
     """Write the levels of a block's nodes. A node is never joined with one of its memories.
 
     level: by node of the graph. starts, read: see CellGraph.memory_edges. The rest is as for `_joins_alike`.
@@ -135,7 +133,7 @@ def _raise_levels(
 
 
 @compiled
-def _join(first: int, shift: int, sources: NodeArray, types: Types, level: Roots, root: Roots) -> None:
+def _join(first: int, shift: int, sources: Ints, types: Types, level: Roots, root: Roots) -> None:
     """Join nodes of a block with sources of their type and level.
 
     root: by node, a smaller node of the group or the node.

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError, ShapeError
 from batchmaker.graph.cell_graph import HOST
 from batchmaker.graph.constants import ascending, numbers, one_column
 from batchmaker.graph.spec import CellType, ValueSpec
-from batchmaker.graph.values import HostValues, NodeArray, ValueSequence
+from batchmaker.graph.values import HostValues, ValueSequence
 
 SequenceArgument = ValueSequence | HostValues
-Places = slice | NodeArray
+Places = slice | Ints
 """Nodes of a block: their positions, or a slice for all."""
 
 
@@ -31,7 +32,7 @@ class TreePart:
 
     cell: CellType
     places: Places
-    children: NodeArray
+    children: Ints
     inputs: Sequence[SequenceArgument]
 
     @property
@@ -39,7 +40,7 @@ class TreePart:
         return len(self.children)
 
     @property
-    def numbers(self) -> NodeArray:
+    def numbers(self) -> Ints:
         """The positions of the nodes, as numbers."""
         return ascending(0, self.count) if isinstance(self.places, slice) else self.places
 
@@ -109,8 +110,8 @@ class Leaves:
     of them came with the request.
     """
 
-    nodes: NodeArray
-    outputs: NodeArray
+    nodes: Ints
+    outputs: Ints
     count: int
     has_data: bool
 

@@ -9,13 +9,11 @@ from typing import Any, Final, NoReturn, Protocol, cast, final, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError, ModelError
 from batchmaker.graph.misuse import at_line, misused, refuses_to_be_the_value
 from batchmaker.graph.spec import TypeId, ValueSpec
-
-NodeArray = NDArray[np.int64]
-"""Node numbers local to one request, in the order in which the nodes were made."""
 
 
 @dataclass(slots=True)
@@ -33,7 +31,7 @@ class HostValues:
     def __len__(self) -> int:
         return self.count
 
-    def picked(self, index: NodeArray) -> HostValues:
+    def picked(self, index: Ints) -> HostValues:
         """Return some of the values, [len(index)]."""
         return HostValues(self.values[index], len(index), self.spec)
 
@@ -238,7 +236,7 @@ class ValueSequence:
     __slots__ = ("_holds", "_values", "numbers", "of")
 
     def __init__(
-        self, numbers: NodeArray | range, of: Output, *, open_ended: dict[int, Any] | None = None, holds: object = None
+        self, numbers: Ints | range, of: Output, *, open_ended: dict[int, Any] | None = None, holds: object = None
     ) -> None:
         self.numbers = numbers
         self.of = of
@@ -261,7 +259,7 @@ class ValueSequence:
         self._values[self.of.index] = values
 
     @property
-    def nodes(self) -> NodeArray:
+    def nodes(self) -> Ints:
         """Its nodes as an array [count]."""
         numbers = self.numbers
         if type(numbers) is range:
@@ -322,13 +320,13 @@ class ValueSequence:
         value = values[int(index)]
         return value.clone() if value.ndim else value.item()
 
-    def _picked(self, index: NDArray[np.integer], length: int) -> NodeArray:
+    def _picked(self, index: NDArray[np.integer], length: int) -> Ints:
         if index.ndim != 1 or index.dtype.kind not in "iu":
             raise InvalidRequestError(
                 f"got indices {index.dtype} of shape {index.shape} for a sequence of values, expected integers [count]"
             )
         try:
-            picked: NodeArray = self.nodes[index]
+            picked: Ints = self.nodes[index]
         except IndexError:
             wrong = index[(index < -length) | (index >= length)][0]
             raise InvalidRequestError(f"index {wrong} is outside a sequence of {length} values") from None

@@ -20,13 +20,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 
 Array = NDArray[Any]
-Nodes = NDArray[np.int64]
 SUBMITTED: Final = 2  # the first state of nodes that are no longer left
 
 
@@ -41,23 +40,23 @@ def _block(blocks: Array, unit: int, kind: int, after: int) -> None:
 @compiled
 def enter(
     counted: bool,
-    bases: Nodes,
-    sizes: Nodes,
-    gone: Nodes,
-    late: Nodes,
+    bases: Ints,
+    sizes: Ints,
+    gone: Ints,
+    late: Ints,
     state: Array,
-    subgraph: Nodes,
-    end: Nodes,
+    subgraph: Ints,
+    end: Ints,
     type_of: Array,
-    first_edge: Nodes,
-    num_edges: Nodes,
-    consumer: Nodes,
+    first_edge: Ints,
+    num_edges: Ints,
+    consumer: Ints,
     left: Array,
     blocks: Array,
-    counts: Nodes,
-    late_first: Nodes,
-    late_edges: Nodes,
-    late_free: Nodes,
+    counts: Ints,
+    late_first: Ints,
+    late_edges: Ints,
+    late_free: Ints,
 ) -> int:
     """Count the units of new extents, each after its sources; return the number of units.
 
@@ -111,21 +110,21 @@ def enter(
 
 @compiled
 def run(
-    nodes: Nodes,
+    nodes: Ints,
     kind: int,
-    stack: Nodes,
-    subgraph: Nodes,
-    end: Nodes,
+    stack: Ints,
+    subgraph: Ints,
+    end: Ints,
     type_of: Array,
-    first_edge: Nodes,
-    num_edges: Nodes,
-    consumer: Nodes,
+    first_edge: Ints,
+    num_edges: Ints,
+    consumer: Ints,
     left: Array,
     blocks: Array,
-    counts: Nodes,
-    late_first: Nodes,
-    late_edges: Nodes,
-    late_free: Nodes,
+    counts: Ints,
+    late_first: Ints,
+    late_edges: Ints,
+    late_free: Ints,
 ) -> int:
     """Remove units of one type from the units that are left; return how many were left.
 
@@ -167,7 +166,7 @@ def run(
 
 
 @compiled
-def _forget_late(unit: int, late_first: Nodes, late_edges: Nodes, late_free: Nodes) -> None:
+def _forget_late(unit: int, late_first: Ints, late_edges: Ints, late_free: Ints) -> None:
     edge = late_first[unit]
     late_first[unit] = -1
     while edge >= 0:
@@ -180,16 +179,16 @@ def _forget_late(unit: int, late_first: Nodes, late_edges: Nodes, late_free: Nod
 
 @compiled
 def withdraw(
-    bases: Nodes,
-    sizes: Nodes,
-    subgraph: Nodes,
+    bases: Ints,
+    sizes: Ints,
+    subgraph: Ints,
     type_of: Array,
     left: Array,
     blocks: Array,
-    counts: Nodes,
-    late_first: Nodes,
-    late_edges: Nodes,
-    late_free: Nodes,
+    counts: Ints,
+    late_first: Ints,
+    late_edges: Ints,
+    late_free: Ints,
 ) -> int:
     """Remove all units of these extents, and with them their consumers; return how many were left."""
     units = 0

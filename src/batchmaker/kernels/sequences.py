@@ -7,13 +7,11 @@ from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from batchmaker.arrays import Ints
 from batchmaker.errors import ShapeError
-
-Places = NDArray[np.int64]
 
 
 @final
@@ -26,9 +24,9 @@ class KernelSequences:
     """
 
     data: Tensor
-    lengths: Places
-    offset: Places
-    step_offset: Places
+    lengths: Ints
+    offset: Ints
+    step_offset: Ints
     source: Tensor | PackedSequence
     batch_first: bool
 
@@ -36,7 +34,7 @@ class KernelSequences:
     def batch(self) -> int:
         return len(self.lengths)
 
-    def reversed_rows(self) -> Places:
+    def reversed_rows(self) -> Ints:
         """Return, for each row, the row of the same sequence's step counted from the end."""
         rows = np.arange(len(self.data))
         for b, length in enumerate(self.lengths):
@@ -86,5 +84,5 @@ def _check_width(value: Tensor, dims: int, width: int, wanted: str) -> None:
         )
 
 
-def rows_tensor(places: Places, device: torch.device) -> Tensor:
+def rows_tensor(places: Ints, device: torch.device) -> Tensor:
     return torch.from_numpy(places).to(device)

@@ -7,15 +7,12 @@ a work group of it `tile_width`, and the threads of a group share the sum over t
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Float32s, Ints
 from batchmaker.kernels.template import WARP, KernelConfig
 
-Indices = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
-
-def weight_columns(config: KernelConfig) -> Indices:
+def weight_columns(config: KernelConfig) -> Ints:
     """Return the gate column of each weight of a thread: gate * hidden + unit, or -1 for padding.
 
     Shape [blocks, chunks, threads, items]: the same for all steps. Items are the content of one 16-byte chunk.
@@ -38,7 +35,7 @@ def weight_columns(config: KernelConfig) -> Indices:
     return np.where(unit < config.hidden, gate * config.hidden + unit, -1)
 
 
-def weight_depths(config: KernelConfig) -> Indices:
+def weight_depths(config: KernelConfig) -> Ints:
     """Return the hidden unit for each weight of a thread, or -1 for padding.
 
     Shape [steps, chunks, threads, items]: the same for all blocks.
@@ -57,7 +54,7 @@ def weight_depths(config: KernelConfig) -> Indices:
     return np.where(unit < config.hidden, unit, -1)
 
 
-def weight_index(config: KernelConfig) -> Indices:
+def weight_index(config: KernelConfig) -> Ints:
     """Return the position of each packed weight in the flattened recurrent weights [gates * hidden, hidden].
 
     Shape [blocks, steps, chunks, threads, items], the kernel's order. Padding is gates * hidden * hidden, one past the
@@ -69,7 +66,7 @@ def weight_index(config: KernelConfig) -> Indices:
     return np.where((columns < 0) | (depths < 0), outside, columns * config.hidden + depths)
 
 
-def reset_index(config: KernelConfig) -> Indices:
+def reset_index(config: KernelConfig) -> Ints:
     """Return, for the GRU with one exchange, the position of each weight of the reset gate as in `weight_index`.
 
     Shape [blocks, chunks, threads, items]. A thread has those of a block's own units as inputs, and of every
@@ -84,14 +81,14 @@ def reset_index(config: KernelConfig) -> Indices:
     return np.where(exists, output * config.hidden + unit, config.gates * config.hidden * config.hidden)
 
 
-def packed_index(config: KernelConfig) -> Indices:
+def packed_index(config: KernelConfig) -> Ints:
     """Return the positions of all packed weights in the kernel's order, flat: block by block."""
     blocks = config.blocks_per_tile
     parts = (weight_index(config).reshape(blocks, -1), reset_index(config).reshape(blocks, -1))
     return np.concatenate(parts, axis=1).ravel()
 
 
-def owned_pairs(config: KernelConfig) -> tuple[Indices, Indices]:
+def owned_pairs(config: KernelConfig) -> tuple[Ints, Ints]:
     """Return the rows of a tile and the units whose gates each thread combines; unused entries have unit -1.
 
     Shape of both: [blocks, pairs, threads]. Neighbouring threads have neighbouring units of one row.
@@ -104,7 +101,7 @@ def owned_pairs(config: KernelConfig) -> tuple[Indices, Indices]:
     return np.broadcast_to(rows, units.shape), np.where(exists, units, -1)
 
 
-def step_sums(config: KernelConfig, weights: Floats, h: Floats) -> Floats:
+def step_sums(config: KernelConfig, weights: Float32s, h: Float32s) -> Float32s:
     """Return h times the recurrent weights in the kernel's order of additions, in float32.
 
     weights: [gates * hidden, hidden]; h: [rows, hidden]. Returns [rows, gates * hidden]. For each sum a thread first
@@ -123,7 +120,7 @@ def step_sums(config: KernelConfig, weights: Floats, h: Floats) -> Floats:
     return sums
 
 
-def _padded(config: KernelConfig, products: Floats) -> Floats:
+def _padded(config: KernelConfig, products: Float32s) -> Float32s:
     """Return the products of one column with zeros for the padding, [rows, steps, splits, lanes of a warp, items]."""
     wide = np.zeros((len(products), config.padded_hidden), np.float32)
     wide[:, : config.hidden] = products
@@ -131,7 +128,7 @@ def _padded(config: KernelConfig, products: Floats) -> Floats:
     return wide.reshape(len(products), config.steps, config.splits, lanes, -1)
 
 
-def _warp_sum(config: KernelConfig, products: Floats, split: int) -> Floats:
+def _warp_sum(config: KernelConfig, products: Float32s, split: int) -> Float32s:
     """Return the sum of one warp's part of one column, [rows]."""
     part = products[:, :, split]
     if config.uses_tensor_workers:  # one accumulator for all lanes

@@ -8,11 +8,12 @@ from typing import Any, final
 
 import numpy as np
 
+from batchmaker.arrays import Ints
 from batchmaker.errors import ModelError
 from batchmaker.graph.argument_errors import foreign, never_computed
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.graph.values import NodeArray, Output, Value, ValueSequence
+from batchmaker.graph.values import Output, Value, ValueSequence
 from batchmaker.model.structure import handles, replaced
 
 
@@ -20,7 +21,7 @@ from batchmaker.model.structure import handles, replaced
 class KeptHandle:
     """Stands for a handle, also in a set. places: of its nodes among the kept nodes, one number or several."""
 
-    places: int | NodeArray
+    places: int | Ints
     output: int
     spec: ValueSpec
 

@@ -12,14 +12,11 @@ from typing import Any, Final, NoReturn, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.values import HostValues
-
-Codes = NDArray[np.int64]
-"""References to values of a request: positions among all its values of one kind; codes beyond them are constants."""
 
 Kind = type[int] | type[float] | str | torch.dtype
 """The kind of a request's values: a Python number type, NumPy's name of a dtype, or a tensor's dtype."""
@@ -57,7 +54,7 @@ class StandIns:
         self.over = False
         self.sizes: dict[Kind, int] = {}
         self.constants: dict[Kind, list[Any]] = {}
-        self.checks: list[tuple[Kind, Codes, int]] = []
+        self.checks: list[tuple[Kind, Ints, int]] = []
 
     def __enter__(self) -> StandIns:
         return self
@@ -110,7 +107,7 @@ class StandIns:
             self.look()
         return HostValues(StandIn(codes, kind, self), len(codes), spec)
 
-    def codes(self, data: Any) -> tuple[Kind, Codes]:
+    def codes(self, data: Any) -> tuple[Kind, Ints]:
         """Return the codes of data that contains stand-ins. Looked unless it is all of one kind and one shape."""
         kinds = set(_kinds(data))
         if len(kinds) != 1:

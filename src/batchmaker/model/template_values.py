@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.model.host_values import converted
 from batchmaker.model.request_shapes import Leaf
 from batchmaker.model.stand_ins import Kind
 from batchmaker.model.templates import Template
-
-Counts = NDArray[np.int64]
 
 
 @final
@@ -60,7 +59,7 @@ class Given:
         return nodes + np.repeat(shifts, counts), values
 
 
-def _spans(firsts: Counts, counts: Counts) -> NDArray[np.int64]:
+def _spans(firsts: Ints, counts: Ints) -> NDArray[np.int64]:
     """Return counts[i] numbers from firsts[i] on, for each i."""
     before = np.cumsum(counts) - counts
     spans: NDArray[np.int64] = np.repeat(firsts - before, counts) + np.arange(counts.sum())

@@ -14,6 +14,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from batchmaker.arrays import Ints
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.graph.cell_graph import CellGraph, HostInput
 from batchmaker.graph.spec import CellType, ValueSpec
@@ -26,7 +27,7 @@ from batchmaker.model.reads import Reads
 from batchmaker.model.region_recorder import Recorded
 from batchmaker.model.scope import CellTypes
 from batchmaker.model.sequence_state import KeptHandle, KeptState, signature
-from batchmaker.model.stand_ins import CONSTANT, Codes, Kind, StandIn, StandIns, standing_in
+from batchmaker.model.stand_ins import CONSTANT, Kind, StandIn, StandIns, standing_in
 from batchmaker.model.unfolding import PLAIN, Column, Unfolding, resolved
 
 
@@ -43,7 +44,7 @@ class Feed:
     host: HostInput
     spec: ValueSpec
     kind: Kind | None
-    codes: Codes | None
+    codes: Ints | None
     constants: Any
     fixed: Any
 
@@ -57,7 +58,7 @@ class Check:
     """
 
     kind: Kind
-    codes: Codes | None
+    codes: Ints | None
     limit: int
 
 
@@ -232,7 +233,7 @@ def _feed(host: HostInput, spec: ValueSpec, stand_ins: StandIns) -> Feed:
     return Feed(replace(host, values=None), spec, kind, _all_of(codes, size), constants, None)
 
 
-def _all_of(codes: Codes, size: int) -> Codes | None:
+def _all_of(codes: Ints, size: int) -> Ints | None:
     """Return None for codes that stand for all values in order."""
     codes = codes.reshape(-1)
     return None if len(codes) == size and bool((codes == np.arange(size)).all()) else codes

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
+from batchmaker.arrays import Ints
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.spec import CellType
 from batchmaker.graph.trees import SequenceArgument, TreePart
-from batchmaker.graph.values import NodeArray
 from batchmaker.model.arguments import CalledCell, column, fitted, integers
 from batchmaker.model.scope import UnfoldingScope, scope_of
 from batchmaker.model.stand_ins import StandIn
@@ -50,14 +50,14 @@ def tree(leaves: Any, *parts: TreeCalls) -> Any:
 
 
 def _placed(
-    scope: UnfoldingScope, leaves: Any, given: Sequence[tuple[TreeCalls, NodeArray]]
-) -> tuple[UnfoldingScope, Any, list[tuple[TreeCalls, NodeArray]]]:
+    scope: UnfoldingScope, leaves: Any, given: Sequence[tuple[TreeCalls, Ints]]
+) -> tuple[UnfoldingScope, Any, list[tuple[TreeCalls, Ints]]]:
     """Return the scope that a tree goes to, and its sequences there."""
     first, several = given[0][0], leaves if isinstance(leaves, tuple) else (leaves,)
     asked = [(first.cell, len(first.inputs) + k, leaf, True) for k, leaf in enumerate(several)]
     asked += [(part.cell, port, one, True) for part, _ in given for port, one in enumerate(part.inputs)]
     scope, placed = scope.decisions.place(asked)
-    at, made = len(several), list[tuple[TreeCalls, NodeArray]]()
+    at, made = len(several), list[tuple[TreeCalls, Ints]]()
     for part, children in given:
         end = at + len(part.inputs)
         made.append((TreeCalls(part.cell, part.places, part.children, tuple(placed[at:end])), children))
@@ -72,7 +72,7 @@ def _states(scope: UnfoldingScope, leaves: Any, first: TreeCalls) -> list[Sequen
     return [column(first.cell, part, known, len(first.inputs) + k) for k, part in enumerate(parts)]
 
 
-def _part(scope: UnfoldingScope, part: TreeCalls, children: NodeArray, states: Sequence[SequenceArgument]) -> TreePart:
+def _part(scope: UnfoldingScope, part: TreeCalls, children: Ints, states: Sequence[SequenceArgument]) -> TreePart:
     cell, places = part.cell, part.places
     known: CellType | None = scope.types.known(cell)
     if not isinstance(places, slice):

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Final, final
 
-import numpy as np
-from numpy.typing import NDArray
-
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
-
-Ids = NDArray[np.int64]
 
 PATIENCE: Final = 1000
 """How often in a row a cell type with ready nodes may be passed over.
@@ -61,7 +57,7 @@ class AgeTurns:
 
 
 @compiled
-def overdue_first(ranked: Ids, passed: Ids, patience: int) -> Ids:
+def overdue_first(ranked: Ints, passed: Ints, patience: int) -> Ints:
     """Return types in the policy's order, but first those that were passed over too often, the longest wait first.
 
     passed: [types] for each cell type, the tasks of other types in a row while it had ready nodes. patience: after so
@@ -80,7 +76,7 @@ def overdue_first(ranked: Ids, passed: Ids, patience: int) -> Ids:
 
 
 @compiled
-def note_ran(passed: Ids, ready: Ids, chosen: int) -> None:
+def note_ran(passed: Ints, ready: Ints, chosen: int) -> None:
     """Count once more all ready types but the chosen one, and the others anew from 0. passed: [types], written."""
     for type_id in range(len(passed)):
         is_passed = False

@@ -7,9 +7,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Floats, Ints
 from batchmaker.compiled import compiled
-from batchmaker.policies.joining import Seconds, Steps, drained, enter, last_types, walk
-from batchmaker.policies.requests import RequestColumns, Slots
+from batchmaker.policies.joining import drained, enter, last_types, walk
+from batchmaker.policies.requests import RequestColumns
 from batchmaker.policies.run_lengths import EndedRuns, ExpectedLengths, run_steps_left
 
 DEFER, IGNORE, DROP = range(3)
@@ -43,23 +44,23 @@ class AutoTables(NamedTuple):
     has_deadlines: bool
     hopeless: int
     repeats: NDArray[np.bool_]
-    part: Steps
+    part: Ints
     stops: NDArray[np.bool_]
-    max_batch: Steps
-    type_model: Steps
-    num_ready: Steps
-    independent: Steps
-    since: Steps
-    finishing: Steps
-    debt_s: Seconds
-    ranked_s: Seconds
-    worth: Seconds
+    max_batch: Ints
+    type_model: Ints
+    num_ready: Ints
+    independent: Ints
+    since: Ints
+    finishing: Ints
+    debt_s: Floats
+    ranked_s: Floats
+    worth: Floats
     lengths: ExpectedLengths
     ended: EndedRuns
 
 
 @compiled
-def see_parts(slots: Slots, requests: RequestColumns, known: AutoTables) -> None:
+def see_parts(slots: Ints, requests: RequestColumns, known: AutoTables) -> None:
     """Learn from these requests which types repeat, and which of them are of one part."""
     left, done, width, part = requests.left, requests.done, requests.width, known.part
     for slot in slots:
@@ -80,7 +81,7 @@ def see_parts(slots: Slots, requests: RequestColumns, known: AutoTables) -> None
 
 
 @compiled
-def all_meet(model: int, known: AutoTables, seconds: Seconds) -> bool:
+def all_meet(model: int, known: AutoTables, seconds: Floats) -> bool:
     """Whether the requests of a model repeat one part of it, and full batches of that gain enough for all to begin."""
     part = -1
     for type_id in range(len(known.part)):
@@ -114,7 +115,7 @@ def most_in_flight(model: int, known: AutoTables) -> int:
 
 @compiled
 def are_hopeless(
-    slots: Slots, requests: RequestColumns, known: AutoTables, seconds: Seconds, now_s: float
+    slots: Ints, requests: RequestColumns, known: AutoTables, seconds: Floats, now_s: float
 ) -> NDArray[np.bool_]:
     """Return which of these requests cannot be in time even alone: [slots].
 
@@ -136,7 +137,7 @@ def are_hopeless(
 
 
 @compiled
-def behind_their_equals(line: Slots, hopeless: NDArray[np.bool_], priority: Steps) -> Slots:
+def behind_their_equals(line: Ints, hopeless: NDArray[np.bool_], priority: Ints) -> Ints:
     """Return the line with the hopeless behind the others of their priority. Each priority keeps its places.
 
     priority: [slots of the table].
@@ -152,7 +153,7 @@ def behind_their_equals(line: Slots, hopeless: NDArray[np.bool_], priority: Step
 
 @compiled
 def num_candidates(
-    first: Slots, num_waiting: int, in_flight: Slots, requests: RequestColumns, known: AutoTables, seconds: Seconds
+    first: Ints, num_waiting: int, in_flight: Ints, requests: RequestColumns, known: AutoTables, seconds: Floats
 ) -> int:
     """Learn from those in flight and the first in line; return how many of the line have to be looked at."""
     see_parts(in_flight, requests, known)
@@ -164,9 +165,9 @@ def num_candidates(
 
 @compiled
 def who_begins(
-    line: Slots, num_waiting: int, in_flight: Slots, requests: RequestColumns, known: AutoTables, seconds: Seconds,
+    line: Ints, num_waiting: int, in_flight: Ints, requests: RequestColumns, known: AutoTables, seconds: Floats,
     now_s: float,
-) -> Slots:  # fmt: skip
+) -> Ints:  # fmt: skip
     """Return the slots of those who begin.
 
     line: the first of those who wait, at least `num_candidates`. num_waiting: all of them. seconds: [types, max_batch +
@@ -191,8 +192,8 @@ def who_begins(
 
 @compiled
 def _num_of_model(
-    line: Slots, num_waiting: int, in_flight: Slots, model: int, requests: RequestColumns, known: AutoTables,
-    seconds: Seconds, now_s: float,
+    line: Ints, num_waiting: int, in_flight: Ints, model: int, requests: RequestColumns, known: AutoTables,
+    seconds: Floats, now_s: float,
 ) -> int:  # fmt: skip
     """Return how many of one model's line begin; if nobody of it is in flight, at least the first."""
     if len(line) == 0 or all_meet(model, known, seconds):
@@ -226,7 +227,7 @@ def _is_tried(length: int) -> bool:
 
 @compiled
 def num_beginning(
-    left: Steps, width: Seconds, num_in_flight: int, seconds: Seconds, deadline_s: Seconds, num_waiting: int
+    left: Ints, width: Floats, num_in_flight: int, seconds: Floats, deadline_s: Floats, num_waiting: int
 ) -> int:
     """Return how many of the candidates begin: of the prefixes that are worth it, the best one.
 

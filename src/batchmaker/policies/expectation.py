@@ -9,16 +9,16 @@ from typing import Final, Literal, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.cost.latency import LatencyTable, OnlineCorrection
 from batchmaker.cost.lengths import LengthProfile
 from batchmaker.cost.profile import CostProfile
 from batchmaker.cost.replay import Replay
 from batchmaker.graph.spec import CellType
-from batchmaker.policies.requests import RequestTable, Slots
+from batchmaker.policies.requests import RequestTable
 
 Lengths = Literal["conditional", "fixed", "true"]
-Steps = NDArray[np.int64]
 
 CORRECT_EVERY = 64
 """Steps between two updates of the forecast's times."""
@@ -35,15 +35,15 @@ class Predictions(NamedTuple):
     [predictions, buckets, steps] of LengthProfile, and the steps of each.
     """
 
-    cell: Steps
-    given: Steps
-    fixed: Steps
-    edges: Steps
-    tables: Steps
-    widths: Steps
+    cell: Ints
+    given: Ints
+    fixed: Ints
+    edges: Ints
+    tables: Ints
+    widths: Ints
 
 
-_NONE: Final[Steps] = np.zeros(0, np.int64)
+_NONE: Final[Ints] = np.zeros(0, np.int64)
 NO_PREDICTIONS: Final = Predictions(
     _NONE, _NONE, _NONE, np.zeros((0, 0), np.int64), np.zeros((0, 0, 0), np.int64), _NONE
 )
@@ -52,9 +52,9 @@ NO_PREDICTIONS: Final = Predictions(
 
 @compiled
 def steps_left(
-    slots: Slots, left: Steps, done: Steps, width: NDArray[np.float64], is_open: NDArray[np.bool_],
+    slots: Ints, left: Ints, done: Ints, width: NDArray[np.float64], is_open: NDArray[np.bool_],
     predictions: Predictions,
-) -> Steps:  # fmt: skip
+) -> Ints:  # fmt: skip
     """Return the remaining steps of each type for these requests: [slots, types]. For the columns see RequestTable."""
     steps = np.empty((len(slots), left.shape[1]), np.int64)
     cells, edges, tables = predictions.cell, predictions.edges, predictions.tables
@@ -123,7 +123,7 @@ class StepsLeft:
         ]
         self._predictions = None
 
-    def left(self, table: RequestTable, slots: Slots) -> Steps:
+    def left(self, table: RequestTable, slots: Ints) -> Ints:
         """Return the remaining steps of each type for these requests: [slots, types]."""
         return steps_left(slots, table.left, table.done, table.width, table.open, self.predictions())
 
@@ -150,7 +150,7 @@ class StepsLeft:
             found.tables[which, : table.shape[0], : table.shape[1]] = table
         return found
 
-    def whole(self, table: RequestTable, slots: Slots) -> Steps:
+    def whole(self, table: RequestTable, slots: Ints) -> Ints:
         """Return all steps of each type for these requests, done ones included: [slots, types]."""
         return self.left(table, slots) + np.ceil(table.done[slots] / table.width[slots] - 1e-9).astype(np.int64)
 
@@ -165,10 +165,10 @@ class StepsLeft:
                     profile.observe(int(self._given(table, np.array([slot]), given)[0]), done)
 
     @staticmethod
-    def _given(table: RequestTable, slots: Slots, column: int | None) -> Steps:
+    def _given(table: RequestTable, slots: Ints, column: int | None) -> Ints:
         if column is None:
             return np.zeros(len(slots), np.int64)
-        whole: Steps = table.left[slots, column] + table.done[slots, column]
+        whole: Ints = table.left[slots, column] + table.done[slots, column]
         return whole
 
 

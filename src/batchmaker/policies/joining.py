@@ -12,16 +12,14 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Floats, Ints
 from batchmaker.compiled import compiled
-
-Steps = NDArray[np.int64]
-Seconds = NDArray[np.float64]
 
 NO_TEST, REPLAY, OLDEST, LITERAL = range(4)
 """Meaning of `JoiningRules.slack`."""
 ALIKE: Final[NDArray[np.float64]] = np.ones((0, 0))
 """As `width`: every request has one row in each step."""
-NO_STEPS: Final[Steps] = np.zeros((0, 0), np.int64)
+NO_STEPS: Final[Ints] = np.zeros((0, 0), np.int64)
 """As `whole` where no rule reads it."""
 _ROUNDING: Final = 1e-6
 
@@ -37,7 +35,7 @@ class JoiningRules(NamedTuple):
 
 
 @compiled
-def enter(rows: Seconds, leaving: Seconds, steps: Steps, width: Seconds, request: int, sign: float) -> None:
+def enter(rows: Floats, leaving: Floats, steps: Ints, width: Floats, request: int, sign: float) -> None:
     """Put a request into a walk, or take it out with sign -1.
 
     rows: [types] in the first step of each type. leaving: [types, longest + 1] rows that take a step of this number as
@@ -53,7 +51,7 @@ def enter(rows: Seconds, leaving: Seconds, steps: Steps, width: Seconds, request
 
 
 @compiled
-def walk(rows: Seconds, leaving: Seconds, done_s: Seconds, seconds: Seconds) -> float:
+def walk(rows: Floats, leaving: Floats, done_s: Floats, seconds: Floats) -> float:
     """Write when each step of the requests in a walk is done, in seconds from now; return the end of the last.
 
     done_s: [types, longest + 1]. Rows are sums of fractions: with many wide requests some may seem to be left after the
@@ -80,7 +78,7 @@ def walk(rows: Seconds, leaving: Seconds, done_s: Seconds, seconds: Seconds) -> 
 
 
 @compiled
-def _longest(steps: Steps) -> int:
+def _longest(steps: Ints) -> int:
     longest = 0
     for request in range(steps.shape[0]):
         for type_id in range(steps.shape[1]):
@@ -89,7 +87,7 @@ def _longest(steps: Steps) -> int:
 
 
 @compiled
-def last_types(left: Steps) -> Steps:
+def last_types(left: Ints) -> Ints:
     """Return the last type with steps left of each request: [requests]; 0 without any, and its step 0 takes no time."""
     last = np.zeros(len(left), np.int64)
     for request in range(len(left)):
@@ -101,8 +99,8 @@ def last_types(left: Steps) -> Steps:
 
 @compiled
 def drained(
-    left: Steps, width: Seconds, num_in_flight: int, seconds: Seconds, last: Steps
-) -> tuple[Seconds, Seconds, Seconds, float, Seconds]:
+    left: Ints, width: Floats, num_in_flight: int, seconds: Floats, last: Ints
+) -> tuple[Floats, Floats, Floats, float, Floats]:
     """Walk with the requests in flight alone.
 
     Returns the rows, leaving and done_s of this walk (see `enter`, `walk`), its end, and [requests] when each of
@@ -120,7 +118,7 @@ def drained(
 
 @compiled
 def _equation_two(
-    whole: Steps, width: Seconds, num_in_flight: int, seconds: Seconds, slack_s: Seconds, rules: JoiningRules
+    whole: Ints, width: Floats, num_in_flight: int, seconds: Floats, slack_s: Floats, rules: JoiningRules
 ) -> NDArray[np.bool_]:
     """Return for 0, 1, 2, ... candidates whether nobody's slack is negative (LazyBatching, Equation 2)."""
     num = len(whole)
@@ -154,13 +152,13 @@ def _equation_two(
 
 @compiled
 def num_joining(
-    left: Steps,
-    width: Seconds,
-    whole: Steps,
+    left: Ints,
+    width: Floats,
+    whole: Ints,
     num_in_flight: int,
-    seconds: Seconds,
-    deadline_s: Seconds,
-    slack_s: Seconds,
+    seconds: Floats,
+    deadline_s: Floats,
+    slack_s: Floats,
     rules: JoiningRules,
 ) -> int:
     """Return how many of the candidates join: the longest prefix that the slack test and the benefit test allow.
@@ -185,11 +183,11 @@ def num_joining(
 
 @compiled
 def _longest_prefix(
-    left: Steps,
-    width: Seconds,
+    left: Ints,
+    width: Floats,
     num_in_flight: int,
-    seconds: Seconds,
-    deadline_s: Seconds,
+    seconds: Floats,
+    deadline_s: Floats,
     allowed: NDArray[np.bool_],
     rules: JoiningRules,
 ) -> int:

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Floats, Ints
 from batchmaker.compiled import compiled
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
@@ -30,10 +31,7 @@ from batchmaker.policies.expectation import (
     steps_left,
 )
 from batchmaker.policies.joining import LITERAL, NO_TEST, OLDEST, REPLAY, JoiningRules, num_joining
-from batchmaker.policies.requests import RequestTable, Slots
-
-Ids = NDArray[np.int64]
-Seconds = NDArray[np.float64]
+from batchmaker.policies.requests import RequestTable
 
 _SLACK = {"replay": REPLAY, "oldest": OLDEST, "literal": LITERAL, "none": NO_TEST}
 
@@ -153,7 +151,7 @@ class LazyPolicy(CellPolicy):
         one_model = table.num_models < 2
         room = cap - len(in_flight) if one_model else cap * table.num_models
         line = view.waiting(cap if self.drops else room)
-        refused: Slots = line[:0]
+        refused: Ints = line[:0]
         if self.drops and len(line):
             hopeless = self._hopeless(view, line)
             refused, line = line[hopeless], line[~hopeless]
@@ -165,7 +163,7 @@ class LazyPolicy(CellPolicy):
             self._rejected_at = None if len(candidates) else table.changes
         return Admission(candidates.tolist(), refused.tolist())
 
-    def _num_joining(self, view: ReadyView, table: RequestTable, in_flight: Slots, candidates: Slots) -> int:
+    def _num_joining(self, view: ReadyView, table: RequestTable, in_flight: Ints, candidates: Ints) -> int:
         return num_joining_of(
             np.concatenate((in_flight, candidates)), len(in_flight), table.left, table.done, table.width, table.open,
             table.deadline_s, table.began_s, self.left.predictions(), self.times.replay.seconds, view.now_s, self.rules,
@@ -188,13 +186,13 @@ class LazyPolicy(CellPolicy):
     def requests_finished(self, view: ReadyView, slots: Sequence[int]) -> None:
         self.left.requests_finished(view.requests, slots)
 
-    def _hopeless(self, view: ReadyView, slots: Slots) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _hopeless(self, view: ReadyView, slots: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         table = view.requests
         alone_s = self.times.replay.alone(self.left.left(table, slots))
         late: np.ndarray[tuple[int], np.dtype[np.bool_]] = view.now_s + alone_s > table.deadline_s[slots]
         return late
 
-    def _urgency(self, table: RequestTable, slots: Slots) -> Seconds:
+    def _urgency(self, table: RequestTable, slots: Ints) -> Floats:
         """Return a number per model. The smallest runs first."""
         return urgencies(
             slots, table.left, table.done, table.width, table.open, table.deadline_s, table.began_s, table.model,
@@ -205,8 +203,8 @@ class LazyPolicy(CellPolicy):
 
 @compiled
 def num_joining_of(
-    slots: Slots, num_in_flight: int, left: Ids, done: Ids, width: Seconds, is_open: NDArray[np.bool_],
-    deadline_s: Seconds, began_s: Seconds, predictions: Predictions, seconds: Seconds, now_s: float,
+    slots: Ints, num_in_flight: int, left: Ints, done: Ints, width: Floats, is_open: NDArray[np.bool_],
+    deadline_s: Floats, began_s: Floats, predictions: Predictions, seconds: Floats, now_s: float,
     rules: JoiningRules,
 ) -> int:  # fmt: skip
     """Return how many of those in line join (see `num_joining`), from the columns of the request table.
@@ -231,9 +229,9 @@ def num_joining_of(
 
 @compiled
 def urgencies(
-    slots: Slots, left: Ids, done: Ids, width: Seconds, is_open: NDArray[np.bool_], deadline_s: Seconds,
-    began_s: Seconds, model: Ids, num_models: int, predictions: Predictions, seconds: Seconds, recent: bool,
-) -> Seconds:  # fmt: skip
+    slots: Ints, left: Ints, done: Ints, width: Floats, is_open: NDArray[np.bool_], deadline_s: Floats,
+    began_s: Floats, model: Ints, num_models: int, predictions: Predictions, seconds: Floats, recent: bool,
+) -> Floats:  # fmt: skip
     """Return a number for each model, of its requests in flight: [models]. The smallest goes first.
 
     For the columns see RequestTable. seconds: [types, max_batch + 1] of a step. recent: see LazyPolicy (`stack`).
@@ -253,7 +251,7 @@ def urgencies(
 
 
 @compiled
-def fitting(model: Ids, in_flight: Slots, line: Slots, cap: int, num_models: int) -> Slots:
+def fitting(model: Ints, in_flight: Ints, line: Ints, cap: int, num_models: int) -> Ints:
     """Return the requests in line whose model has fewer than `cap` requests in flight, in order. model: [slots]."""
     counts, chosen = np.zeros(num_models, np.int64), np.empty(len(line), np.int64)
     for slot in in_flight:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, number
-
-Ids = NDArray[np.int64]
 
 ALGORITHM_1, LOWEST_DEPTH, MEAN_DEPTH, MEAN_DEPTH_LEFT, READY_SHARE, LONGEST_READY = map(number, range(6))
 """
@@ -26,7 +25,9 @@ Of types that an order ranks equal the lower id goes first.
 
 
 @compiled
-def ranked(order: int, ready: Ids, num_ready: Ids, max_batch: Ids, measure: NDArray[np.float64], priority: Ids) -> Ids:
+def ranked(
+    order: int, ready: Ints, num_ready: Ints, max_batch: Ints, measure: NDArray[np.float64], priority: Ints
+) -> Ints:
     """Return the ready types, best first.
 
     ready: [types] ids, ascending. num_ready, max_batch, measure, priority: [types] of each, in this order. measure:

@@ -8,14 +8,13 @@ from typing import NamedTuple, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import Work
 
-Slots = NDArray[np.int64]
-
 
 @compiled
-def submit(left: NDArray[np.int64], done: NDArray[np.int64], slots: Slots, type_id: int) -> None:
+def submit(left: NDArray[np.int64], done: NDArray[np.int64], slots: Ints, type_id: int) -> None:
     """See RequestTable.submitted."""
     for i in range(len(slots)):
         left[slots[i], type_id] -= 1
@@ -23,7 +22,7 @@ def submit(left: NDArray[np.int64], done: NDArray[np.int64], slots: Slots, type_
 
 
 @compiled
-def _clear(left: NDArray[np.int64], done: NDArray[np.int64], slots: Slots) -> None:
+def _clear(left: NDArray[np.int64], done: NDArray[np.int64], slots: Ints) -> None:
     for i in range(len(slots)):
         left[slots[i]] = 0
         done[slots[i]] = 0
@@ -115,10 +114,10 @@ class RequestTable:
         self.stopping_types: set[int] = set()
         self.type_model = np.zeros(0, np.int64)
         self._in_flight: dict[int, None] = {}
-        self._listed: Slots | None = None
+        self._listed: Ints | None = None
 
     @property
-    def in_flight(self) -> Slots:
+    def in_flight(self) -> Ints:
         """Slots of the requests that have begun and not ended, in the order in which they began."""
         if self._listed is None:
             self._listed = np.fromiter(self._in_flight, np.int64, len(self._in_flight))
@@ -178,7 +177,7 @@ class RequestTable:
             self._in_flight[slot] = None
         self._listed = None
 
-    def submitted(self, slots: Slots, type_id: int) -> None:
+    def submitted(self, slots: Ints, type_id: int) -> None:
         """Note that one node of this type of each of these requests was submitted; slots may repeat."""
         submit(self.left, self.done, slots, type_id)
 
@@ -187,7 +186,7 @@ class RequestTable:
         self.left[slots] -= counts
         self.done[slots] += counts
 
-    def stopped(self, slots: Slots, type_id: int, counts: NDArray[np.int64], ahead: NDArray[np.int64]) -> None:
+    def stopped(self, slots: Ints, type_id: int, counts: NDArray[np.int64], ahead: NDArray[np.int64]) -> None:
         """Note that runs of these requests ended early: `counts` nodes of the type are not computed.
 
         ahead: how many of these were submitted, and did not run.

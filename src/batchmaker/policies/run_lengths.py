@@ -9,13 +9,12 @@ from typing import Final, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.cost.lengths import LengthProfile
 from batchmaker.cost.profile import CostProfile
 from batchmaker.graph.spec import CellType
-from batchmaker.policies.requests import RequestTable, Slots
-
-Ids = NDArray[np.int64]
+from batchmaker.policies.requests import RequestTable
 
 QUANTILE: Final = 0.75
 """Of the remaining steps of runs that have come as far: what is expected."""
@@ -33,11 +32,11 @@ class ExpectedLengths(NamedTuple):
     expected: [rows, buckets, most steps done + 1].
     """
 
-    row: Ids
+    row: Ints
     is_told: NDArray[np.bool_]
-    given: Ids
-    edges: Ids
-    expected: Ids
+    given: Ints
+    edges: Ints
+    expected: Ints
 
 
 class EndedRuns(NamedTuple):
@@ -47,17 +46,22 @@ class EndedRuns(NamedTuple):
     [rows]. until_stale: [rows] so many runs change what is expected.
     """
 
-    types: Ids
-    given: Ids
-    ended: Ids
-    num_ended: Ids
-    until_stale: Ids
+    types: Ints
+    given: Ints
+    ended: Ints
+    num_ended: Ints
+    until_stale: Ints
 
 
 @compiled
 def run_steps_left(
-    slots: Slots, left: Ids, done: Ids, width: NDArray[np.float64], is_open: NDArray[np.bool_], lengths: ExpectedLengths
-) -> Ids:
+    slots: Ints,
+    left: Ints,
+    done: Ints,
+    width: NDArray[np.float64],
+    is_open: NDArray[np.bool_],
+    lengths: ExpectedLengths,
+) -> Ints:
     """Return the remaining steps of each type: [slots, types]. left, done, width, is_open: see RequestTable."""
     row, is_told, given, edges, expected = lengths
     num_types = left.shape[1]
@@ -86,7 +90,7 @@ def run_steps_left(
 
 
 @compiled
-def note_ended(slots: Slots, left: Ids, done: Ids, width: NDArray[np.float64], runs: EndedRuns) -> bool:
+def note_ended(slots: Ints, left: Ints, done: Ints, width: NDArray[np.float64], runs: EndedRuns) -> bool:
     """Note the steps of these requests' runs; return whether it is time to learn from what was noted."""
     types, given, ended, num_ended, until_stale = runs
     is_stale = False
@@ -143,7 +147,7 @@ class RunLengths:
     def __init__(self) -> None:
         self._known: dict[str, tuple[str | None, LengthProfile]] = {}  # by the cell's name
         self._predicted: dict[int, _Predicted] = {}  # by type
-        self._ended: Ids = np.zeros((0, 2, 0), np.int64)
+        self._ended: Ints = np.zeros((0, 2, 0), np.int64)
         self._num_ended = self._until_stale = np.zeros(0, np.int64)
         self.learn_types(())
 
@@ -166,7 +170,7 @@ class RunLengths:
                 self._predicted[column[name]] = _Predicted(profile, source, is_told=True)
         self._tabulate()
 
-    def left(self, table: RequestTable, slots: Slots) -> Ids:
+    def left(self, table: RequestTable, slots: Ints) -> Ints:
         """Return the remaining steps of each type for these requests: [slots, types]."""
         return run_steps_left(slots, table.left, table.done, table.width, table.open, self.expected)
 

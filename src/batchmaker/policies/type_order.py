@@ -8,20 +8,17 @@ price is reached, and then buys, pays at most twice what was needed, without kno
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Floats, Ints
 from batchmaker.compiled import compiled
 from batchmaker.policies.beginning import NOTHING_S, AutoTables, are_hopeless
 from batchmaker.policies.joining import drained, last_types
-from batchmaker.policies.requests import RequestColumns, Slots
+from batchmaker.policies.requests import RequestColumns
 from batchmaker.policies.run_lengths import run_steps_left
-
-Ids = NDArray[np.int64]
-Seconds = NDArray[np.float64]
 
 
 @compiled
-def _by_frontiers(ready: Ids, known: AutoTables) -> Ids:
+def _by_frontiers(ready: Ints, known: AutoTables) -> Ints:
     """Return the ready types in the order of models and frontiers.
 
     That is by the worth of the model, full batches, the ready share of the frontier (of full ones the smallest), who
@@ -54,7 +51,7 @@ def _by_frontiers(ready: Ids, known: AutoTables) -> Ids:
 
 
 @compiled
-def count_chains(ready: Ids, in_flight: Slots, left: Ids, width: Seconds, independent: Ids) -> bool:
+def count_chains(ready: Ints, in_flight: Ints, left: Ints, width: Floats, independent: Ints) -> bool:
     """Count for each ready type the requests in flight that have nodes of it left, or 1: `independent`, written.
 
     Returns whether that is what `Frontiers` counts, without an account of every node: it is where the nodes of a type
@@ -75,7 +72,7 @@ def count_chains(ready: Ids, in_flight: Slots, left: Ids, width: Seconds, indepe
 
 
 @compiled
-def _count_finishing(in_flight: Slots, requests: RequestColumns, now_s: float, until_s: float, finishing: Ids) -> Ids:
+def _count_finishing(in_flight: Ints, requests: RequestColumns, now_s: float, until_s: float, finishing: Ints) -> Ints:
     """Count for each type the requests that one call of it would finish: [types], in `finishing`.
 
     Returns how many of these have a deadline between now and `until_s`.
@@ -102,7 +99,7 @@ def _count_finishing(in_flight: Slots, requests: RequestColumns, now_s: float, u
 
 
 @compiled
-def most_answered_rps(left: Ids, width: Seconds, seconds: Seconds) -> float:
+def most_answered_rps(left: Ints, width: Floats, seconds: Floats) -> float:
     """Return how many of these requests are answered per second at the best moment, if they alone go on (Smith's rule).
 
     left, width, seconds: see `num_joining`.
@@ -115,7 +112,7 @@ def most_answered_rps(left: Ids, width: Seconds, seconds: Seconds) -> float:
 
 
 @compiled
-def value_models(in_flight: Slots, requests: RequestColumns, known: AutoTables, seconds: Seconds, now_s: float) -> None:
+def value_models(in_flight: Ints, requests: RequestColumns, known: AutoTables, seconds: Floats, now_s: float) -> None:
     """Write what each model is worth: most requests answered per second if it alone went on (Smith's rule).
 
     Who cannot be in time counts only where no request of the model can; such a model is worth less than all others.
@@ -132,9 +129,9 @@ def value_models(in_flight: Slots, requests: RequestColumns, known: AutoTables, 
 
 @compiled
 def type_order(
-    ready: Ids, num_waiting: int, in_flight: Slots, requests: RequestColumns, known: AutoTables, seconds: Seconds,
+    ready: Ints, num_waiting: int, in_flight: Ints, requests: RequestColumns, known: AutoTables, seconds: Floats,
     now_s: float,
-) -> Ids:  # fmt: skip
+) -> Ints:  # fmt: skip
     """Return the ready types in the order in which they go.
 
     - ready: type ids. Of `known`, num_ready, independent and since are read for these only. num_waiting: not in flight.

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, NodeBlock
 from batchmaker.graph.spec import CellType
@@ -47,8 +47,6 @@ from batchmaker.scheduler.layout import (
 from batchmaker.scheduler.numbering import Extent, LocalNumbers, Locator, SubgraphNumbers
 from batchmaker.scheduler.rows import NoMemoryError, RowPool, Tables
 
-Ids = NDArray[np.int64]
-
 
 @dataclass(slots=True)
 class Admitted:
@@ -62,16 +60,16 @@ class Admitted:
       graphs.
     """
 
-    extents: Ids
+    extents: Ints
     host_tables: list[tuple[TableId, ...]] = field(default_factory=list)
     reserves: list[Reserve] = field(default_factory=list)
     waiting_sources: list[tuple[int, int]] = field(default_factory=list)
-    ready: list[Ids] = field(default_factory=list)
+    ready: list[Ints] = field(default_factory=list)
 
 
 @compiled
 def enter_extents(
-    columns: Ids, numbers: Ids, slots: Ids, extents: Ids, requests: Ids, subgraphs: Ids, types: Ids
+    columns: Ints, numbers: Ints, slots: Ints, extents: Ints, requests: Ints, subgraphs: Ints, types: Ints
 ) -> None:
     """Give new extents to their requests: with their units, and places in the queues.
 
@@ -116,7 +114,7 @@ class GraphAdmission:
         self._tables = tables
         self._plan_rows = plan_rows
         self._cells: list[CellType] = []
-        self._value_tables: Ids = np.zeros((0, 0), np.int64)
+        self._value_tables: Ints = np.zeros((0, 0), np.int64)
         self._numbers = SubgraphNumbers(arena, node_by_node=node_by_node)
         self._copies = GraphCopies(arena, keeps_sources=plan_rows)
 
@@ -236,7 +234,7 @@ class GraphAdmission:
     def _take(
         self,
         graphs: Sequence[CellGraph],
-        slots: Ids,
+        slots: Ints,
         earlier: Sequence[LocalNumbers | None],
         bases: list[int],
         result: Admitted,
@@ -252,7 +250,7 @@ class GraphAdmission:
         for graph, base in zip(graphs, bases, strict=True):
             tables = self._host_tables(graph, base - graph.first, result.reserves) if self._plan_rows else ()
             result.host_tables.append(tables)
-        edges: list[Ids] = []
+        edges: list[Ints] = []
         self._block_sources(graphs, to_node, edges)
         self._run_sources(graphs, to_node, edges)
         own = self._memory_sources(graphs, to_node, edges)
@@ -282,12 +280,12 @@ class GraphAdmission:
             arena.source_table[host.port, host.rows(shift)] = table.table
         return tuple(found)
 
-    def _tables_of(self, sources: Ids, outputs: int) -> Ids:
+    def _tables_of(self, sources: Ints, outputs: int) -> Ints:
         """Return the value table of output `outputs` of each source node: [sources]."""
-        tables: Ids = self._value_tables[self._arena.type[self._arena.subgraph[sources]], outputs]
+        tables: Ints = self._value_tables[self._arena.type[self._arena.subgraph[sources]], outputs]
         return tables
 
-    def _block_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[Ids]) -> None:
+    def _block_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[Ints]) -> None:
         """Write the sources of all blocks and add their edges; blocks with equally many inputs together."""
         arena = self._arena
         groups: dict[int, list[tuple[int, NodeBlock]]] = {}
@@ -315,7 +313,7 @@ class GraphAdmission:
         if self._plan_rows:
             self._arena.note_port(type_id, port)
 
-    def _run_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[Ids]) -> None:
+    def _run_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[Ints]) -> None:
         """Write the sources of all runs and add their edges."""
         arena = self._arena
         zeros: list[tuple[int, int]] = []
@@ -344,7 +342,7 @@ class GraphAdmission:
             ports, heads = np.array(zeros).T
             arena.source_table[ports, heads] = ZERO_TABLE
 
-    def _memory_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[Ids]) -> list[slice]:
+    def _memory_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[Ints]) -> list[slice]:
         """Write where the memories of all nodes are, and add their edges. Returns the steps that their own run reads.
 
         A run waits for its memories at its first step, and reads them until its last.
@@ -378,7 +376,7 @@ class GraphAdmission:
             bits = np.array([1 << fetch.output for _, _, fetch in found])
             np.bitwise_or.at(self._arena.fetch, nodes, np.repeat(bits, [len(fetch.nodes) for _, _, fetch in found]))
 
-    def _edges(self, found: list[Ids], nodes: Ids, lengths: Ids, extents: list[Extent], result: Admitted) -> None:
+    def _edges(self, found: list[Ints], nodes: Ints, lengths: Ints, extents: list[Extent], result: Admitted) -> None:
         """Count uses and unmet inputs, and store the consumers of each node."""
         arena = self._arena
         if len(arena.place) < arena.node_capacity:
@@ -396,7 +394,7 @@ class GraphAdmission:
 
 
 @compiled
-def _reads_nodes(sources: Ids) -> bool:
+def _reads_nodes(sources: Ints) -> bool:
     """Whether any of the sources [inputs, nodes] is a node."""
     for port in range(sources.shape[0]):
         for i in range(sources.shape[1]):

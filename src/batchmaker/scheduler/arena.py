@@ -12,6 +12,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.graph.spec import GIVEN, CellType
 from batchmaker.scheduler import extents
 from batchmaker.scheduler.layout import (
@@ -68,14 +69,12 @@ from batchmaker.scheduler.layout import (
 )
 from batchmaker.scheduler.tables import State, addresses_of
 
-Ids = NDArray[np.int64]
-
 FIRST_LANES: Final = 64
 UNKNOWN_S: Final = 1e-4
 """Seconds of a step while nothing has been measured."""
 
 
-def _wider(table: NDArray[np.int64], size: int, fill: int = 0) -> Ids:
+def _wider(table: NDArray[np.int64], size: int, fill: int = 0) -> Ints:
     """Return the table with its last dimension of at least `size`, at least doubled."""
     grown = np.full((*table.shape[:-1], max(size, 2 * table.shape[-1])), fill, np.int64)
     grown[..., : table.shape[-1]] = table
@@ -92,61 +91,61 @@ class Arena:
         "lane_worker",
     )  # fmt: skip
 
-    state: Ids
-    subgraph: Ids
-    request: Ids
-    pending: Ids
-    uses: Ids
-    held: Ids
-    row: Ids
-    fetch: Ids
-    first_edge: Ids
-    num_edges: Ids
-    type: Ids
-    head: Ids
-    size: Ids
-    span: Ids
-    external: Ids
-    pin: Ids
-    in_flight: Ids
-    sequence: Ids
-    end: Ids
-    open_ended: Ids
-    lane: Ids
-    lane_worker: Ids
+    state: Ints
+    subgraph: Ints
+    request: Ints
+    pending: Ints
+    uses: Ints
+    held: Ints
+    row: Ints
+    fetch: Ints
+    first_edge: Ints
+    num_edges: Ints
+    type: Ints
+    head: Ints
+    size: Ints
+    span: Ints
+    external: Ints
+    pin: Ints
+    in_flight: Ints
+    sequence: Ints
+    end: Ints
+    open_ended: Ints
+    lane: Ints
+    lane_worker: Ints
 
     def __init__(self, num_workers: int = 1) -> None:
         n, s = 1024, 256
-        self.nodes: Ids = np.zeros((NODE_FIELDS, n), np.int64)
-        self.subgraphs: Ids = np.zeros((SUBGRAPH_FIELDS, s), np.int64)
-        self.consumer: Ids = np.zeros(n, np.int64)
-        self.source: Ids = np.zeros((1, n), np.int64)
-        self.source_table: Ids = np.zeros((1, n), np.int64)
-        self.reach: Ids = np.zeros((0, n), np.int64)
-        self.requests: Ids = np.zeros((REQUEST_FIELDS, s), np.int64)
-        self.extents: Ids = np.zeros((EXTENT_FIELDS, s), np.int64)
-        self.types: Ids = np.zeros((TYPE_FIELDS, 0), np.int64)
-        self.ports: Ids = np.zeros((0, 1), np.int64)
+        self.nodes: Ints = np.zeros((NODE_FIELDS, n), np.int64)
+        self.subgraphs: Ints = np.zeros((SUBGRAPH_FIELDS, s), np.int64)
+        self.consumer: Ints = np.zeros(n, np.int64)
+        self.source: Ints = np.zeros((1, n), np.int64)
+        self.source_table: Ints = np.zeros((1, n), np.int64)
+        self.reach: Ints = np.zeros((0, n), np.int64)
+        self.requests: Ints = np.zeros((REQUEST_FIELDS, s), np.int64)
+        self.extents: Ints = np.zeros((EXTENT_FIELDS, s), np.int64)
+        self.types: Ints = np.zeros((TYPE_FIELDS, 0), np.int64)
+        self.ports: Ints = np.zeros((0, 1), np.int64)
         self.seconds: NDArray[np.float64] = np.zeros((0, 2))
         self.known_s: NDArray[np.float64] = np.zeros((0, 1))
-        self.queue: Ids = np.zeros((QUEUE_FIELDS, n), np.int64)
-        self.pools: Ids = np.zeros((POOL_FIELDS, 0), np.int64)
-        self.free_rows: Ids = np.zeros(0, np.int64)
+        self.queue: Ints = np.zeros((QUEUE_FIELDS, n), np.int64)
+        self.pools: Ints = np.zeros((POOL_FIELDS, 0), np.int64)
+        self.free_rows: Ints = np.zeros(0, np.int64)
         self.is_host: NDArray[np.bool_] = np.zeros(64, np.bool_)
-        self.workers: Ids = np.zeros((WORKER_FIELDS, num_workers), np.int64)
-        self.lanes: Ids = np.zeros((LANE_FIELDS, num_workers, 0), np.int64)
-        self.occupant: Ids = np.zeros(0, np.int64)
-        self.lane_tables: Ids = np.zeros((0, num_workers, 1), np.int64)
-        self.free: Ids = np.full((KINDS, SIZE_CLASSES), NOWHERE, np.int64)
-        self.counts: Ids = np.zeros(COUNTS, np.int64)
-        self.depth_of: Ids = np.zeros(0, np.int64)
-        self.keeps: Ids = np.zeros(1024, np.int64)
-        self.rules: Ids = np.zeros(RULES, np.int64)
+        self.workers: Ints = np.zeros((WORKER_FIELDS, num_workers), np.int64)
+        self.lanes: Ints = np.zeros((LANE_FIELDS, num_workers, 0), np.int64)
+        self.occupant: Ints = np.zeros(0, np.int64)
+        self.lane_tables: Ints = np.zeros((0, num_workers, 1), np.int64)
+        self.free: Ints = np.full((KINDS, SIZE_CLASSES), NOWHERE, np.int64)
+        self.counts: Ints = np.zeros(COUNTS, np.int64)
+        self.depth_of: Ints = np.zeros(0, np.int64)
+        self.keeps: Ints = np.zeros(1024, np.int64)
+        self.rules: Ints = np.zeros(RULES, np.int64)
         self.budget_s: NDArray[np.float64] = np.zeros((1, 1))
-        self.place: Ids = np.full(n, -1, np.int64)  # scratch of admission, all -1 between calls
+        self.place: Ints = np.full(n, -1, np.int64)  # scratch of admission, all -1 between calls
         self._num_queued = 0  # of `queue`, what types have
         self.keeps_sources = True  # whether there is a place for the inputs of every node
-        self._tables: Ids | None = None
+        self._tables: Ints | None = None
         self._name_rows()
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -163,7 +162,7 @@ class Arena:
             setattr(self, name, row)
 
     @property
-    def tables(self) -> Ids:
+    def tables(self) -> Ints:
         """The addresses of all tables, for compiled loops (see `tables`). Ask again after anything may have grown."""
         if self._tables is None:
             self._tables = addresses_of(State(*[getattr(self, name) for name in State._fields]))
@@ -175,7 +174,7 @@ class Arena:
 
     # --- numbers that are given out ----------------------------------------------------------------------------------
 
-    def _links(self, kind: int) -> Ids:
+    def _links(self, kind: int) -> Ints:
         """Return where free extents of a kind are linked."""
         return (
             self.nodes[FIRST_EDGE], self.subgraphs[HEAD], self.consumer, self.requests[NEXT_SLOT], self.extents[NEXT],
@@ -185,11 +184,11 @@ class Arena:
         """Return how many numbers of a kind are in use."""
         return int(self.counts[USED + kind])
 
-    def top_after(self, kind: int, wanted: Ids) -> int:
+    def top_after(self, kind: int, wanted: Ints) -> int:
         """Return one past the highest number after `allocate(kind, wanted)`."""
         return extents.top_after(self.free, self.counts, kind, self._links(kind), wanted)
 
-    def fit(self, kind: int, wanted: Ids) -> bool:
+    def fit(self, kind: int, wanted: Ints) -> bool:
         """Make room for `allocate(kind, wanted)`; return whether the tables have grown."""
         capacity = len(self._links(kind))
         if self.counts[kind] + 2 * wanted.sum() <= capacity:  # a size class is at most a quarter larger
@@ -214,11 +213,11 @@ class Arena:
         self._name_rows()
         return True
 
-    def allocate(self, kind: int, wanted: Ids) -> Ids:
+    def allocate(self, kind: int, wanted: Ints) -> Ints:
         """Return the first of so many consecutive numbers, for each of `wanted`. There must be room: see `fit`."""
         return extents.allocate_each(self.free, self.counts, kind, self._links(kind), wanted)
 
-    def release(self, kind: int, firsts: Ids, counts: Ids) -> None:
+    def release(self, kind: int, firsts: Ints, counts: Ints) -> None:
         """Give back what `allocate` has returned as `firsts` for `counts`."""
         extents.release_each(self.free, self.counts, kind, self._links(kind), firsts, counts)
 
@@ -303,12 +302,12 @@ class Arena:
         self.pools[NUM_FREE, pool] -= 1
         return int(self.free_rows[self.pools[ROWS_BEGIN, pool] + self.pools[NUM_FREE, pool]])
 
-    def free_rows_of(self, pool: int) -> Ids:
+    def free_rows_of(self, pool: int) -> Ints:
         """Return the free rows of a pool."""
         begin, num_free = self.pools[[ROWS_BEGIN, NUM_FREE], pool].tolist()
         return self.free_rows[begin : begin + num_free]
 
-    def occupants(self, worker: int, type_id: int) -> Ids:
+    def occupants(self, worker: int, type_id: int) -> Ints:
         """Return the lanes of a cell type on a worker: the subgraph in each, or NOBODY."""
         begin, count = self.lanes[[LANES_BEGIN, NUM_LANES], worker, type_id].tolist()
         return self.occupant[begin : begin + count]
@@ -346,7 +345,7 @@ class Arena:
         """Return how many nodes of a type are ready."""
         return int(self.types[TAIL_OF_QUEUE, type_id] - self.types[HEAD_OF_QUEUE, type_id])
 
-    def ready_keys(self, type_id: int) -> Ids:
+    def ready_keys(self, type_id: int) -> Ints:
         """Return the ready nodes of a type, in the order of their queue, as keys."""
         head, tail = self.types[[HEAD_OF_QUEUE, TAIL_OF_QUEUE], type_id].tolist()
         return self.queue[0, head:tail]
@@ -365,7 +364,7 @@ class Arena:
             at = int(self.extents[NEXT, at])
         return found
 
-    def spans_of(self, slots: Sequence[int]) -> Ids:
+    def spans_of(self, slots: Sequence[int]) -> Ints:
         """Return the extents of these requests, one request after the other: [extents, 2] first node, and count."""
         found = [extent for slot in slots for extent in self.extents_of(slot)]
         return self.extents[[BASE, NUM_NODES]][:, found].T

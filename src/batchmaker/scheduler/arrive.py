@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_inline, compiled_within
 from batchmaker.scheduler import extents
 from batchmaker.scheduler.admission import enter_extents
@@ -58,11 +58,9 @@ from batchmaker.scheduler.layout import (
 from batchmaker.scheduler.progress import release
 from batchmaker.scheduler.tables import State, state_at
 
-Ids = NDArray[np.int64]
-
 
 @compiled_within
-def _fits(free: Ids, counts: Ids, kind: int, links: Ids, wanted: Ids) -> bool:
+def _fits(free: Ints, counts: Ints, kind: int, links: Ints, wanted: Ints) -> bool:
     """Whether there are numbers of a kind for extents of these sizes."""
     most = counts[kind]
     for size in wanted:
@@ -71,7 +69,7 @@ def _fits(free: Ids, counts: Ids, kind: int, links: Ids, wanted: Ids) -> bool:
 
 
 @compiled_inline
-def has_room(state: State, forms: Forms, numbers: Ids) -> bool:
+def has_room(state: State, forms: Forms, numbers: Ints) -> bool:
     """Whether all tables have room for copies of these forms."""
     free, counts, types = state.free, state.counts, state.types
     sizes, places = np.ones((4, len(numbers)), np.int64), np.zeros(types.shape[1], np.int64)
@@ -99,7 +97,7 @@ def _has_slots(state: State, count: int) -> bool:
 
 
 @compiled_inline
-def _take_slots(state: State, ids: Ids, ranks: Ids) -> Ids:
+def _take_slots(state: State, ids: Ints, ranks: Ints) -> Ints:
     """Give these requests slots; return them. There must be room."""
     requests, counts = state.requests, state.counts
     slots = np.empty(len(ids), np.int64)
@@ -115,7 +113,7 @@ def _take_slots(state: State, ids: Ids, ranks: Ids) -> Ids:
 
 
 @compiled_inline
-def begin_copies(state: State, forms: Forms, slots: Ids, numbers: Ids) -> Ids:
+def begin_copies(state: State, forms: Forms, slots: Ints, numbers: Ints) -> Ints:
     """Write copies of these forms for the requests in these slots, and queue what is ready. There must be room.
 
     Returns the first nodes of the copies.
@@ -143,12 +141,12 @@ def begin_copies(state: State, forms: Forms, slots: Ids, numbers: Ids) -> Ids:
         extent_numbers[i] = extents.allocate(free, counts, EXTENTS, state.extents[NEXT], extents.ONE)
     enter_extents(columns, extent_numbers, where[SLOT], state.extents, requests, subgraphs, types)
     release(nodes, subgraphs, requests, types, state.queue, counts, ready)
-    bases: Ids = columns[BASE]
+    bases: Ints = columns[BASE]
     return bases
 
 
 @compiled
-def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: Ids, stored: Ids) -> Ids:
+def arrive(addresses: Ints, forms_addresses: Ints, ids: Ints, ranks: Ints, numbers: Ints, stored: Ints) -> Ints:
     """Take requests with copies of known graphs, none of them empty, and queue what is ready.
 
     ids, ranks, numbers, stored: [requests] the number of each, its rank, the number of its form, and the first of the
@@ -169,7 +167,7 @@ def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: 
 
 
 @compiled
-def wait(addresses: Ids, ids: Ids, ranks: Ids) -> Ids:
+def wait(addresses: Ints, ids: Ints, ranks: Ints) -> Ints:
     """Take requests that do not begin yet; see `arrive`. Returns their slots; none, if the table lacks room."""
     state = state_at(addresses)
     if not _has_slots(state, len(ids)):
@@ -178,7 +176,7 @@ def wait(addresses: Ids, ids: Ids, ranks: Ids) -> Ids:
 
 
 @compiled
-def begin(addresses: Ids, forms_addresses: Ids, slots: Ids, numbers: Ids) -> Ids:
+def begin(addresses: Ints, forms_addresses: Ints, slots: Ints, numbers: Ints) -> Ints:
     """Let requests begin that wait; see `arrive`. Returns the first nodes of their graphs; none, if room lacks."""
     state, forms = state_at(addresses), forms_at(forms_addresses)
     if not has_room(state, forms, numbers):

@@ -11,6 +11,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_inline
 from batchmaker.scheduler.commands import Command, FetchOutput, Keep, Reserve, RunTask, TaskLanes, TaskMemories
 from batchmaker.scheduler.events import TaskId, WorkerId
@@ -86,8 +87,6 @@ from batchmaker.scheduler.steps import (
 )
 from batchmaker.scheduler.tables import state_at
 
-Ids = NDArray[np.int64]
-
 BATCHES_AHEAD: Final = 2
 """How many full batches of ready nodes are candidates for a task that is bounded by time.
 
@@ -117,7 +116,7 @@ A newcomer could not join it earlier in any case, because the waiting nodes come
 
 
 @compiled
-def _num_ahead(rules: Ids, budget_s: float, full_s: float) -> int:
+def _num_ahead(rules: Ints, budget_s: float, full_s: float) -> int:
     """Return how many full batches of ready nodes are candidates for a task. full_s: seconds of a full step."""
     if budget_s == np.inf:
         return int(rules[MAX_STEPS])
@@ -128,7 +127,7 @@ def _num_ahead(rules: Ids, budget_s: float, full_s: float) -> int:
 
 @compiled
 def _depth(
-    nodes: Ids, subgraphs: Ids, types: Ids, queue: Ids, depth_of: Ids, patience: int, type_id: int, worker: int,
+    nodes: Ints, subgraphs: Ints, types: Ints, queue: Ints, depth_of: Ints, patience: int, type_id: int, worker: int,
     by_age: bool,
 ) -> tuple[int, int]:  # fmt: skip
     """Return the depth of the nodes of a batch, and NUM_PASSED after it.
@@ -149,7 +148,7 @@ def _depth(
 
 
 @compiled_inline
-def _num_beside(nodes: Ids, requests: Ids, keys: Ids, known_s: NDArray[np.float64], max_batch: int) -> int:
+def _num_beside(nodes: Ints, requests: Ints, keys: Ints, known_s: NDArray[np.float64], max_batch: int) -> int:
     """Return the most rows of a step while live streams are served: all chunks, and others for `SHORT_TASK_S`.
 
     keys: the candidates. known_s: of the type; see State. A size of which nothing is known is expected to take its
@@ -170,7 +169,7 @@ def _num_beside(nodes: Ids, requests: Ids, keys: Ids, known_s: NDArray[np.float6
 
 
 @compiled
-def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool) -> Ids:
+def form(addresses: Ints, type_id: int, worker: int, by_age: bool, may_ask: bool) -> Ints:
     """Form a task of ready nodes of one type, and note that it is on the worker; see `find_steps` and `packed`.
 
     by_age: of those that have been ready longest, also if it is not their turn within the type. may_ask: whether to
@@ -266,7 +265,7 @@ class Batcher:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
 
-    def make_room(self, task: Ids) -> tuple[Reserve, ...]:
+    def make_room(self, task: Ints) -> tuple[Reserve, ...]:
         """Make room for a task that lacks some; return how tables must grow first.
 
         Raises NoMemoryError, with nothing changed, if there is no memory for the rows of its first step.
@@ -283,7 +282,7 @@ class Batcher:
         state.arena.grow_lanes(worker, entry.cell.type_id, header[LANES_WANTED])
         return ()
 
-    def formed(self, task: TaskId, steps: Ids, commands: list[Command]) -> None:
+    def formed(self, task: TaskId, steps: Ints, commands: list[Command]) -> None:
         """Note that a packed task is on its worker, and command what it needs, and to run it."""
         state, header = self._state, steps[:HEADER].tolist()
         entry, worker = state.types[header[OF_TYPE]], WorkerId(header[ON_WORKER])
@@ -306,7 +305,7 @@ class Batcher:
             specs = self._state.tables.lanes(worker, entry.cell, entry.num_sequence_inputs)
             commands.append(Reserve(specs, int(lanes[NUM_RESERVED, worker, type_id])))
 
-    def _described(self, task: TaskId, worker: WorkerId, entry: TypeEntry, steps: Ids, header: list[int]) -> RunTask:
+    def _described(self, task: TaskId, worker: WorkerId, entry: TypeEntry, steps: Ints, header: list[int]) -> RunTask:
         """Return the command of a packed task."""
         parts = []
         for begin, rows, columns in zip(*[iter(header[FIRST_PART:])] * 3, strict=True):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_within
 from batchmaker.policies.ageing import overdue_first
 from batchmaker.policies.order import ALGORITHM_1, LONGEST_READY, LOWEST_DEPTH, MEAN_DEPTH, READY_SHARE, ranked
@@ -35,8 +35,6 @@ from batchmaker.scheduler.priorities import as_member, level_of
 from batchmaker.scheduler.queues import ages_and_ranks, ready_types
 from batchmaker.scheduler.tables import State
 
-Ids = NDArray[np.int64]
-
 
 @compiled_within
 def _measure(state: State, order: int, type_id: int) -> float:
@@ -62,7 +60,7 @@ def _measure(state: State, order: int, type_id: int) -> float:
 
 
 @compiled_within
-def _by_policy(state: State) -> Ids:
+def _by_policy(state: State) -> Ints:
     """Return the types with ready nodes in the policy's order."""
     types, order, ready = state.types, state.rules[ORDER], ready_types(state.types)
     if len(ready) < 2:
@@ -77,7 +75,7 @@ def _by_policy(state: State) -> Ids:
 
 
 @compiled_within
-def _urgent_first(state: State, by_policy: Ids, worker: int) -> tuple[Ids, bool]:
+def _urgent_first(state: State, by_policy: Ints, worker: int) -> tuple[Ints, bool]:
     """Return the types of the most urgent requests first (see `Urgency`), and whether that is by age.
 
     By age: the types whose first nodes have been ready longest go first. Otherwise a full batch ranks as if it were the
@@ -106,7 +104,7 @@ def _urgent_first(state: State, by_policy: Ids, worker: int) -> tuple[Ids, bool]
 
 
 @compiled
-def choose(state: State, given: Ids, worker: int) -> tuple[Ids, bool]:
+def choose(state: State, given: Ints, worker: int) -> tuple[Ints, bool]:
     """Return the types with ready nodes in the order in which to try them, and whether to take their oldest nodes.
 
     given: the order of a policy that was asked; empty if the policy is its `order`.

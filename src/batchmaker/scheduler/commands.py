@@ -11,16 +11,14 @@ from enum import Enum
 from typing import NewType
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Flags, Ints
 from batchmaker.graph.spec import TypeId, ValueSpec
 from batchmaker.scheduler.events import RequestId, SequenceId, TaskId, WorkerId
 
 TableId = NewType("TableId", int)
 """The number of a state table. A table holds values of one kind: an output, an input from the host, or a lane state."""
 
-Rows = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 ZERO_TABLE = TableId(0)
 """Stands for zeros of the right shape. It is no real table and has no rows."""
@@ -83,8 +81,8 @@ class RowSource:
     """
 
     table: TableId
-    rows: Rows
-    positions: Rows | None = None
+    rows: Ints
+    positions: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class Lanes:
 
     tables: tuple[TableId, ...]
     count: int
-    rows: Rows | None
+    rows: Ints | None
     arriving: tuple[tuple[RowSource, ...], ...]
 
 
@@ -114,8 +112,8 @@ class Keep:
     """
 
     tables: tuple[TableId, ...]
-    rows: Rows
-    positions: Rows | None
+    rows: Ints
+    positions: Ints | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ class FetchOutput:
     """One output that goes to the host from some positions, when the step completes."""
 
     output: int
-    positions: Rows
+    positions: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ class Step:
     - may_stop: the step has runs that may stop here, so the driver applies the stop test.
     """
 
-    nodes: Rows
+    nodes: Ints
     inputs: tuple[tuple[RowSource, ...], ...]
     lanes: Lanes | None
     keep: Keep | None
@@ -164,12 +162,12 @@ class TaskLanes:
     """
 
     tables: tuple[TableId, ...]
-    rows: Rows
+    rows: Ints
     used: Flags
     dense: Flags
-    move_at: Rows
-    move_tables: Rows
-    move_rows: Rows
+    move_at: Ints
+    move_tables: Ints
+    move_rows: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +178,9 @@ class TaskMemories:
     task, in order. rows: [members]. firsts, lengths: [memories, positions].
     """
 
-    rows: Rows
-    firsts: Rows
-    lengths: Rows
+    rows: Ints
+    firsts: Ints
+    lengths: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +205,10 @@ class RunTask:
     worker: WorkerId
     type_id: TypeId
     largest: int
-    ends: Rows
-    nodes: Rows
-    source_tables: Rows
-    source_rows: Rows
+    ends: Ints
+    nodes: Ints
+    source_tables: Ints
+    source_rows: Ints
     lanes: TaskLanes | None
     keep: Keep | None
     fetches: tuple[FetchOutput, ...]
@@ -346,13 +344,13 @@ def steps_of(task: RunTask) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def within(positions: Rows, begin: int, end: int) -> slice:
+def within(positions: Ints, begin: int, end: int) -> slice:
     """Return the slice of ascending `positions` whose values are from `begin` to before `end`."""
     first, last = np.searchsorted(positions, (begin, end)).tolist()
     return slice(first, last)
 
 
-def _sources(tables: Rows, rows: Rows, positions: Rows | None = None) -> tuple[RowSource, ...]:
+def _sources(tables: Ints, rows: Ints, positions: Ints | None = None) -> tuple[RowSource, ...]:
     """Group the rows of one input by table. tables, rows: [n]. positions: [n] in the batch; None for 0 to n - 1."""
     distinct = np.unique(tables)
     if positions is None and len(distinct) == 1:

@@ -13,6 +13,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import TypeId
@@ -24,7 +25,7 @@ from batchmaker.scheduler.layout import ID, NOWHERE
 from batchmaker.scheduler.progress import let_go, release
 from batchmaker.scheduler.retire import RETIRED
 from batchmaker.scheduler.rows import NoMemoryError, RowPool
-from batchmaker.scheduler.state import NO_NODES, Nodes, SchedulerState, TaskEntry
+from batchmaker.scheduler.state import NO_NODES, SchedulerState, TaskEntry
 from batchmaker.scheduler.turn import TURN
 
 
@@ -51,8 +52,8 @@ class Completion:
         return entry
 
     def retired(
-        self, event: StepsFinished, entry: TaskEntry, found: Nodes, counts: Sequence[int], answered: bool
-    ) -> tuple[Nodes, list[RequestId], list[tuple[RequestId, str]], list[Read], Nodes]:
+        self, event: StepsFinished, entry: TaskEntry, found: Ints, counts: Sequence[int], answered: bool
+    ) -> tuple[Ints, list[RequestId], list[tuple[RequestId, str]], list[Read], Ints]:
         """Update what is not in the tables after steps were retired there. found, answered: see `retire`; counts: the
         first of `found`.
 
@@ -82,14 +83,14 @@ class Completion:
                 failed.append((state.id_of(slot), reason))
         return over, ids, failed, reads, done
 
-    def _free_unused(self, nodes: Nodes) -> None:
+    def _free_unused(self, nodes: Ints) -> None:
         """Free the rows of those of these nodes that have no readers left and are not held."""
         arena = self._state.arena
         unused = nodes[(arena.uses[nodes] == 0) & (arena.held[nodes] == 0) & (arena.row[nodes] != NOWHERE)]
         if len(unused):
             self._state.free_rows(np.unique(unused))
 
-    def _finish_late(self, nodes: Nodes) -> list[Read]:
+    def _finish_late(self, nodes: Ints) -> list[Read]:
         """Serve what extensions have attached to nodes that are done: consumers, fetches and dropped handles."""
         state, arena, reads = self._state, self._state.arena, list[Read]()
         for node in nodes.tolist():
@@ -170,7 +171,7 @@ class Completion:
         if len(places):
             self._drop(places)
 
-    def _drop(self, places: Nodes) -> None:
+    def _drop(self, places: Ints) -> None:
         """Let go of nodes that were held for unfold functions. places: [extents, 2] first node, and number of nodes.
 
         A node that is on a worker, or in a run that continues, stays held until it ends. Otherwise another node could
@@ -192,7 +193,7 @@ class Completion:
         request.
         """
         state = self._state
-        keeping = list[tuple[int, Nodes]]()
+        keeping = list[tuple[int, Ints]]()
         for slot, graph in zip(slots, graphs, strict=True):
             kept = graph.kept
             if kept is None:
@@ -221,7 +222,7 @@ class Completion:
             return []
         return [Reserve(state.tables.all_host(), state.arena.node_capacity)]
 
-    def _kept(self, answered: Nodes, stored: Nodes) -> None:
+    def _kept(self, answered: Ints, stored: Ints) -> None:
         """Note what the sequences of answered requests keep. stored: see `store_kept`."""
         state = self._state
         made = state.store.put(
@@ -268,7 +269,7 @@ class Completion:
 
     # --- endings -----------------------------------------------------------------------------------------------
 
-    def leave(self, answered: Nodes) -> None:
+    def leave(self, answered: Ints) -> None:
         """Forget answered requests. Those with steps of loops on a worker, submitted ahead, are forgotten later."""
         state = self._state
         dying, stored = leave.leave(state.arena.tables, answered)
@@ -291,13 +292,13 @@ class Completion:
         """Forget the dying requests of which no worker has a step any more."""
         self._bury(self._state.dying, NO_NODES)
 
-    def _bury(self, dying: Nodes, others: Nodes) -> None:
+    def _bury(self, dying: Ints, others: Ints) -> None:
         state = self._state
         still = leave.bury(state.arena.tables, dying)
         state.dying = np.concatenate((others, still))
         self.forgotten(dying)
 
-    def forgotten(self, slots: Nodes) -> None:
+    def forgotten(self, slots: Ints) -> None:
         """Drop what is known of those of these ended requests that are not dying: their slots are free."""
         state = self._state
         gone = slots if not len(state.dying) else np.setdiff1d(slots, state.dying)

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_inline, compiled_within
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.scheduler.arena import Arena
@@ -61,8 +62,6 @@ from batchmaker.scheduler.layout import (
 from batchmaker.scheduler.numbering import Extent, LocalNumbers
 from batchmaker.scheduler.tables import State, addresses_of, row_at, state_at, table_at
 
-Ids = NDArray[np.int64]
-
 MAX_FORMS: Final = 8192
 MAX_NODES: Final = 1 << 19
 """The most graphs that are remembered, and the most nodes of them all. At either limit all graphs are forgotten."""
@@ -82,24 +81,24 @@ class Forms(NamedTuple):
     """The tables of remembered graphs, for compiled loops. Form i has the columns of a table from begins[i] to before
     begins[i + 1]; `counts` has one for each form: FIRST_LOCAL, NUM_NODES, NUM_SUBGRAPHS and EXTENT_NUM_EDGES."""
 
-    counts: Ids
-    counts_begins: Ids
-    nodes: Ids
-    nodes_begins: Ids
-    subgraphs: Ids
-    subgraphs_begins: Ids
-    edges: Ids
-    edges_begins: Ids
-    sources: Ids
-    sources_begins: Ids
-    ready: Ids
-    ready_begins: Ids
-    kept: Ids
-    kept_begins: Ids
+    counts: Ints
+    counts_begins: Ints
+    nodes: Ints
+    nodes_begins: Ints
+    subgraphs: Ints
+    subgraphs_begins: Ints
+    edges: Ints
+    edges_begins: Ints
+    sources: Ints
+    sources_begins: Ints
+    ready: Ints
+    ready_begins: Ints
+    kept: Ints
+    kept_begins: Ints
 
 
 @compiled_within
-def forms_at(a: Ids) -> Forms:
+def forms_at(a: Ints) -> Forms:
     """Return the tables at these addresses; see `addresses_of`."""
     return Forms(
         table_at(a, 0), row_at(a, 1), table_at(a, 2), row_at(a, 3), table_at(a, 4), row_at(a, 5), table_at(a, 6),
@@ -114,11 +113,11 @@ class _CopyTable:
     __slots__ = ("begins", "columns", "count")
 
     def __init__(self, num_rows: int) -> None:
-        self.columns: Ids = np.zeros((num_rows, 256), np.int64)
-        self.begins: Ids = np.zeros(64, np.int64)
+        self.columns: Ints = np.zeros((num_rows, 256), np.int64)
+        self.begins: Ints = np.zeros(64, np.int64)
         self.count = 0
 
-    def add(self, form: int, added: Ids) -> None:
+    def add(self, form: int, added: Ints) -> None:
         """Add the columns of the next form."""
         end = self.count + added.shape[1]
         if end > self.columns.shape[1]:
@@ -172,10 +171,10 @@ class GraphCopies:
         self._sources = _CopyTable(5)
         self._ready = _CopyTable(1)
         self._kept = _CopyTable(2)
-        self._addresses: Ids | None = None
+        self._addresses: Ints | None = None
 
     @property
-    def tables(self) -> Ids:
+    def tables(self) -> Ints:
         """The addresses of all tables; see `forms_at`. Ask again after a graph was remembered."""
         if self._addresses is None:
             tables = (self._counts, self._nodes, self._subgraphs, self._edges, self._sources, self._ready, self._kept)
@@ -204,7 +203,7 @@ class GraphCopies:
         counts: list[int] = self._counts.columns[:, form].tolist()
         return counts
 
-    def known(self, graphs: Sequence[CellGraph], slots: Ids, begin: int) -> list[GraphForm]:
+    def known(self, graphs: Sequence[CellGraph], slots: Ints, begin: int) -> list[GraphForm]:
         """Return the forms of the graphs from `begin` on, up to the first that must be admitted as a new one.
 
         The stored nodes of the request's sequence and its own earlier nodes must have the types that the form expects,
@@ -269,7 +268,7 @@ class GraphCopies:
 
     def _known_sources(
         self, extent: Extent, is_host: NDArray[np.bool_], earlier: LocalNumbers | None
-    ) -> tuple[Ids, Ids]:
+    ) -> tuple[Ints, Ints]:
         """Return the inputs that were written, and the earlier nodes among their sources with their types: [2, nodes].
 
         The inputs are [5, inputs]: port, node, source, table, reach. Nodes count from the graph's first node. An
@@ -291,7 +290,7 @@ class GraphCopies:
         reach[has_reach] = arena.reach[:, nodes][port[has_reach], node[has_reach]]
         return np.array([port, node, np.where(is_value, local, _NO_SOURCE), table, reach]), np.stack((kept, types))
 
-    def write(self, forms: Sequence[GraphForm], slots: Ids, bases: Ids, columns: Ids) -> Ids:
+    def write(self, forms: Sequence[GraphForm], slots: Ints, bases: Ints, columns: Ints) -> Ints:
         """Write known graphs, each with the slot of its request and the first number of its nodes.
 
         Afterwards the arena is as after their first admission, but for the numbers, and `columns` [EXTENT_FIELDS,
@@ -323,7 +322,7 @@ def earlier_node(state: State, slot: int, local: int) -> int:
 
 
 @compiled
-def earlier_nodes(addresses: Ids, places: Ids) -> Ids:
+def earlier_nodes(addresses: Ints, places: Ints) -> Ints:
     """Return node numbers. places: [2 or more, nodes] slot, and local node."""
     state, found = state_at(addresses), np.empty(places.shape[1], np.int64)
     for i in range(places.shape[1]):
@@ -332,7 +331,7 @@ def earlier_nodes(addresses: Ids, places: Ids) -> Ids:
 
 
 @compiled
-def fetch_late(addresses: Ids, places: Ids) -> Ids:
+def fetch_late(addresses: Ints, places: Ints) -> Ints:
     """Let outputs of earlier nodes go to the host. places: [3, outputs] as in `earlier_nodes`, and the output.
 
     Returns [4, outputs] of each: its node; if that is done, its table and its row; and if that is on a worker, the node
@@ -364,7 +363,7 @@ def _is_as_read(state: State, node: int, type_id: int) -> bool:
 
 
 @compiled_within
-def all_fit(state: State, forms: Forms, numbers: Ids, stored: Ids) -> bool:
+def all_fit(state: State, forms: Forms, numbers: Ints, stored: Ints) -> bool:
     """Whether these forms find nodes of the types that they read among stored nodes. stored: the first of each."""
     for i in range(len(numbers)):
         for j in range(forms.kept_begins[numbers[i]], forms.kept_begins[numbers[i] + 1]):
@@ -374,7 +373,7 @@ def all_fit(state: State, forms: Forms, numbers: Ids, stored: Ids) -> bool:
 
 
 @compiled
-def num_fitting(addresses: Ids, forms_addresses: Ids, numbers: Ids, slots: Ids) -> int:
+def num_fitting(addresses: Ints, forms_addresses: Ints, numbers: Ints, slots: Ints) -> int:
     """Return how many of these forms, up to the first that does not, find done nodes of the types that they read."""
     state, forms = state_at(addresses), forms_at(forms_addresses)
     for i in range(len(numbers)):
@@ -385,13 +384,13 @@ def num_fitting(addresses: Ids, forms_addresses: Ids, numbers: Ids, slots: Ids) 
 
 
 @compiled
-def _write(addresses: Ids, forms: Ids, where: Ids) -> Ids:
+def _write(addresses: Ints, forms: Ints, where: Ints) -> Ints:
     """As `write_copies`, for tables by their addresses."""
     return write_copies(state_at(addresses), forms_at(forms), where)
 
 
 @compiled_inline
-def write_copies(state: State, forms: Forms, where: Ids) -> Ids:
+def write_copies(state: State, forms: Forms, where: Ints) -> Ints:
     """Write graphs from their forms; return the subgraphs that wait for no other, in order.
 
     where: [5, graphs] the rows are FORM to EDGES_FROM.

@@ -13,8 +13,8 @@ from itertools import compress, groupby
 from typing import Final, cast, final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
@@ -90,8 +90,7 @@ from batchmaker.scheduler.turn import (
 from batchmaker.scheduler.urgency import Urgency
 from batchmaker.scheduler.view import View
 
-Slots = NDArray[np.int64]
-Known = tuple[Sequence[GraphForm], Sequence[StoredNodes | None], Slots]
+Known = tuple[Sequence[GraphForm], Sequence[StoredNodes | None], Ints]
 """Of requests that arrive, the forms of their graphs; what their sequences keep; and [4, requests] the numbers of the
 requests, their ranks, the numbers of these forms, and the first of the nodes that their sequences keep."""
 NO_ARRIVALS: Final = np.empty((4, 0), np.int64)
@@ -430,7 +429,7 @@ class Scheduler(View):
 
     def _turn(
         self, commands: list[Command], finished: StepsFinished | None = None, arrivals: Sequence[RequestArrived] = (),
-        known: Known | None = None, worker: int = 0, until: int = 0, given: Slots = NO_NODES, at: int = NOWHERE,
+        known: Known | None = None, worker: int = 0, until: int = 0, given: Ints = NO_NODES, at: int = NOWHERE,
         by_age: bool = False, may_ask: bool = True,
     ) -> list[int]:  # fmt: skip
         """Call `turn`, and command what follows. finished: the steps that have run. arrivals, known: see `_known`.
@@ -492,7 +491,7 @@ class Scheduler(View):
         return counts
 
     def _retired(
-        self, event: StepsFinished, entry: TaskEntry, found: Slots, counts: list[int], answer: bool,
+        self, event: StepsFinished, entry: TaskEntry, found: Ints, counts: list[int], answer: bool,
         commands: list[Command],
     ) -> None:  # fmt: skip
         """Answer the requests that steps have finished, and end those that they failed."""
@@ -516,7 +515,7 @@ class Scheduler(View):
 
     def _begin_regions(
         self, graphs: Sequence[CellGraph], slots: Sequence[int], bases: Sequence[int], commands: list[Command]
-    ) -> Slots:
+    ) -> Ints:
         """Let the regions of those of these requests begin that have one. Returns the slots of those that are at their
         end already."""
         arena, deciding = self._state.arena, [i for i, graph in enumerate(graphs) if graph.region is not None]
@@ -530,7 +529,7 @@ class Scheduler(View):
         self._frames.begin(own, [graphs[i] for i in deciding], [bases[i] for i in deciding])
         return self._decided(self._frames.decide(NO_NODES), commands)
 
-    def _decided(self, outcome: Outcome, commands: list[Command]) -> Slots:
+    def _decided(self, outcome: Outcome, commands: list[Command]) -> Ints:
         """Command what follows from decisions. Returns the slots of the requests whose last decision is made."""
         state = self._state
         commands += outcome.reserves
@@ -552,7 +551,7 @@ class Scheduler(View):
             self._end(slot, kind, reason, commands)
         return np.array([slot for slot, _ in outcome.finished], np.int64)
 
-    def _note_begun(self, slots: Slots, bases: Slots, graphs: Sequence[CellGraph]) -> None:
+    def _note_begun(self, slots: Ints, bases: Ints, graphs: Sequence[CellGraph]) -> None:
         """Tell what policies read about nodes that have begun."""
         state, counts = self._state, [graph.num_nodes for graph in graphs]
         if state.watched is not None:
@@ -567,7 +566,7 @@ class Scheduler(View):
 
     # --- endings ---------------------------------------------------------------------------------------------
 
-    def _reply_if_done(self, slots: Slots, commands: list[Command]) -> None:
+    def _reply_if_done(self, slots: Ints, commands: list[Command]) -> None:
         """Answer those of these requests that are alive, not open, and have no work left."""
         state = self._state
         done = end_those_done(state.arena.requests, slots)
@@ -578,7 +577,7 @@ class Scheduler(View):
             self._completion.leave(done)
             self._answered(done, ids, commands)
 
-    def _answered(self, slots: Slots, ids: Sequence[RequestId], commands: list[Command]) -> None:
+    def _answered(self, slots: Ints, ids: Sequence[RequestId], commands: list[Command]) -> None:
         """Reply to requests that are ended. Their numbers are given back, or they are dying."""
         state = self._state
         for request in ids:

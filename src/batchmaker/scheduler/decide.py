@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_within, number
 from batchmaker.scheduler.arrive import begin_copies, has_room
 from batchmaker.scheduler.copies import (
@@ -40,8 +40,6 @@ from batchmaker.scheduler.layout import (
 )
 from batchmaker.scheduler.progress import free_rows
 from batchmaker.scheduler.tables import row_at, state_at, table_at
-
-Ids = NDArray[np.int64]
 
 OUTPUTS: Final = number(64)
 
@@ -107,22 +105,22 @@ class Machine(NamedTuple):
     - counts: [MACHINE_COUNTS].
     """
 
-    code: Ids
-    frames: Ids
-    heap: Ids
-    waits: Ids
-    waiting: Ids
-    values: Ids
-    first_frame: Ids
-    num_nodes: Ids
-    queue: Ids
-    messages: Ids
-    beginning: Ids
-    counts: Ids
+    code: Ints
+    frames: Ints
+    heap: Ints
+    waits: Ints
+    waiting: Ints
+    values: Ints
+    first_frame: Ints
+    num_nodes: Ints
+    queue: Ints
+    messages: Ints
+    beginning: Ints
+    counts: Ints
 
 
 @compiled_within
-def machine_at(a: Ids) -> Machine:
+def machine_at(a: Ints) -> Machine:
     """Return the tables at these addresses; see `addresses_of`."""
     return Machine(
         row_at(a, 0), table_at(a, 1), row_at(a, 2), row_at(a, 3), table_at(a, 4), table_at(a, 5), row_at(a, 6),
@@ -131,21 +129,21 @@ def machine_at(a: Ids) -> Machine:
 
 
 @compiled_within
-def _tail(nodes: Ids, subgraphs: Ids, node: int) -> int:
+def _tail(nodes: Ints, subgraphs: Ints, node: int) -> int:
     """Return the node whose end is the end of this one: the last of a run."""
     end = subgraphs[END, nodes[SUBGRAPH, node]]
     return int(end - 1) if end > 0 else node
 
 
 @compiled_within
-def _not_done(nodes: Ids, subgraphs: Ids, word: int) -> int:
+def _not_done(nodes: Ints, subgraphs: Ints, word: int) -> int:
     """Return the node that what is in a slot waits for; NOWHERE if it is done."""
     tail = _tail(nodes, subgraphs, word // OUTPUTS)
     return int(NOWHERE) if nodes[STATE, tail] == DONE else tail
 
 
 @compiled_within
-def _first_not_done(nodes: Ids, subgraphs: Ids, code: Ids, heap: Ids, block: int, at: int, count: int) -> int:
+def _first_not_done(nodes: Ints, subgraphs: Ints, code: Ints, heap: Ints, block: int, at: int, count: int) -> int:
     """Return the node that the first of these slots waits for; NOWHERE if all are done."""
     for k in range(at, at + count):
         tail = _not_done(nodes, subgraphs, heap[block + code[k]])
@@ -156,8 +154,8 @@ def _first_not_done(nodes: Ids, subgraphs: Ids, code: Ids, heap: Ids, block: int
 
 @compiled_within
 def _add_frame(
-    code: Ids, frames: Ids, heap: Ids, queue: Ids, first_frame: Ids, counts: Ids, region: int, slot: int, parent: int,
-    parent_item: int,
+    code: Ints, frames: Ints, heap: Ints, queue: Ints, first_frame: Ints, counts: Ints, region: int, slot: int,
+    parent: int, parent_item: int,
 ) -> int:  # fmt: skip
     """Let a region begin; return its frame. What it captures is not there yet. There must be room."""
     size = code[region + NUM_SLOTS] + code[region + NUM_ITEMS]
@@ -195,7 +193,7 @@ def _add_frame(
 
 
 @compiled_within
-def _free_frame(code: Ids, frames: Ids, first_frame: Ids, frame: int) -> None:
+def _free_frame(code: Ints, frames: Ints, first_frame: Ints, frame: int) -> None:
     before, after = frames[PREVIOUS_FRAME, frame], frames[NEXT_FRAME, frame]
     if before != NOWHERE:
         frames[NEXT_FRAME, before] = after
@@ -209,7 +207,7 @@ def _free_frame(code: Ids, frames: Ids, first_frame: Ids, frame: int) -> None:
 
 
 @compiled_within
-def _ended(code: Ids, frames: Ids, heap: Ids, queue: Ids, counts: Ids, frame: int, item: int) -> None:
+def _ended(code: Ints, frames: Ints, heap: Ints, queue: Ints, counts: Ints, frame: int, item: int) -> None:
     """Note that an item has filled its slots: others may begin, or the frame is over."""
     region, block = frames[OF_REGION, frame], frames[BLOCK, frame]
     record = code[code[region + ITEMS_AT] + item]
@@ -227,7 +225,7 @@ def _ended(code: Ids, frames: Ids, heap: Ids, queue: Ids, counts: Ids, frame: in
 
 
 @compiled_within
-def _wait(waits: Ids, waiting: Ids, counts: Ids, node: int, frame: int, item: int) -> None:
+def _wait(waits: Ints, waiting: Ints, counts: Ints, node: int, frame: int, item: int) -> None:
     """Let an item wait until a node is done."""
     place = counts[FREE_WAITING]
     if place != NOWHERE:
@@ -241,7 +239,7 @@ def _wait(waits: Ids, waiting: Ids, counts: Ids, node: int, frame: int, item: in
 
 
 @compiled_within
-def _hold_less(nodes: Ids, subgraphs: Ids, types: Ids, pools: Ids, rows: Ids, node: int) -> None:
+def _hold_less(nodes: Ints, subgraphs: Ints, types: Ints, pools: Ints, rows: Ints, node: int) -> None:
     """Let one slot less hold a node that is done, or that has no row; its row is freed if nobody needs it."""
     nodes[HELD, node] -= 1
     if nodes[HELD, node] == 0 and nodes[USES, node] == 0 and nodes[ROW, node] != NOWHERE:
@@ -252,7 +250,15 @@ def _hold_less(nodes: Ids, subgraphs: Ids, types: Ids, pools: Ids, rows: Ids, no
 
 @compiled_within
 def _let_go(
-    nodes: Ids, subgraphs: Ids, types: Ids, pools: Ids, rows: Ids, waits: Ids, waiting: Ids, counts: Ids, node: int
+    nodes: Ints,
+    subgraphs: Ints,
+    types: Ints,
+    pools: Ints,
+    rows: Ints,
+    waits: Ints,
+    waiting: Ints,
+    counts: Ints,
+    node: int,
 ) -> None:
     """Let one slot less keep a node alive. A node on a worker is let go when it is done."""
     tail = _tail(nodes, subgraphs, node)
@@ -263,7 +269,7 @@ def _let_go(
 
 
 @compiled_within
-def _post(messages: Ids, counts: Ids, kind: int, slot: int, first: int, second: int, third: int) -> None:
+def _post(messages: Ints, counts: Ints, kind: int, slot: int, first: int, second: int, third: int) -> None:
     at = counts[NUM_MESSAGE_WORDS]
     messages[at], messages[at + 1], messages[at + 2] = kind, slot, first
     messages[at + 3], messages[at + 4] = second, third
@@ -272,7 +278,7 @@ def _post(messages: Ids, counts: Ids, kind: int, slot: int, first: int, second: 
 
 
 @compiled
-def begin_frames(addresses: Ids, slots: Ids, regions: Ids, bases: Ids, stored: Ids, firsts: Ids) -> None:
+def begin_frames(addresses: Ints, slots: Ints, regions: Ints, bases: Ints, stored: Ints, firsts: Ints) -> None:
     """Let the regions of requests begin. There must be room for their frames, and in the queue.
 
     [requests] slots; regions; bases: the first nodes of their own graphs, whose first local numbers are `firsts`;
@@ -292,7 +298,7 @@ def begin_frames(addresses: Ids, slots: Ids, regions: Ids, bases: Ids, stored: I
 
 
 @compiled
-def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: Ids) -> int:
+def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done: Ints) -> int:
     """Let go on what waited for these nodes, which are done, and all that follows from it.
 
     Returns ALL_DONE, or SOME_FAILED if that has failed requests; or, if some table lacks room, LACKS_MACHINE or
@@ -515,7 +521,7 @@ def decide(addresses: Ids, forms_addresses: Ids, machine_addresses: Ids, done: I
 
 
 @compiled
-def forget_frames(addresses: Ids, machine_addresses: Ids, slots: Ids) -> None:
+def forget_frames(addresses: Ints, machine_addresses: Ints, slots: Ints) -> None:
     """Free all frames of these requests, which have ended, and whoever waits for their nodes."""
     state, m = state_at(addresses), machine_at(machine_addresses)
     for i in range(len(slots)):

@@ -9,17 +9,14 @@ from collections.abc import Sequence
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.depth import depths_of
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.layout import LEFT_DEPTHS, MINI_BATCH_DEPTHS, NODE_MASK
 from batchmaker.scheduler.numbering import Extent
-from batchmaker.scheduler.queues import Keys
-
-Nodes = NDArray[np.int64]
 
 
 @final
@@ -44,11 +41,11 @@ class Depths:
         self._members: set[int] = set()
 
     @property
-    def mini_batch(self) -> Nodes:
+    def mini_batch(self) -> Ints:
         return self._arena.types[MINI_BATCH_DEPTHS : MINI_BATCH_DEPTHS + 2]
 
     @property
-    def left(self) -> Nodes:
+    def left(self) -> Ints:
         return self._arena.types[LEFT_DEPTHS : LEFT_DEPTHS + 2]
 
     def mean(self, type_id: int) -> float:
@@ -95,12 +92,12 @@ class Depths:
         self.left[:] += added
         self.left_of_slot[:, :, slot] += added
 
-    def rest(self, nodes: Nodes) -> None:
+    def rest(self, nodes: Ints) -> None:
         """Note that a sequence keeps these nodes. Nodes that read only such nodes have depth 0."""
         self._arena.fit_depths()
         self._arena.depth_of[nodes] = -1
 
-    def submitted(self, slots: Nodes, type_id: int, nodes: Nodes) -> None:
+    def submitted(self, slots: Ints, type_id: int, nodes: Ints) -> None:
         """Note that these nodes of one type are on a worker. slots: [nodes] the slot of each node's request."""
         _submitted(self._arena.depth_of, self.left, self.left_of_slot, type_id, slots, nodes)
 
@@ -120,7 +117,7 @@ class Depths:
 
 
 @compiled
-def _lowest(of: Nodes, keys: Keys) -> int:
+def _lowest(of: Ints, keys: Ints) -> int:
     """Return the smallest depth among the keys, which must not be empty."""
     lowest = of[keys[0] & NODE_MASK]
     for key in keys:
@@ -129,7 +126,7 @@ def _lowest(of: Nodes, keys: Keys) -> int:
 
 
 @compiled
-def _submitted(of: Nodes, left: Nodes, left_of_slot: Nodes, type_id: int, slots: Nodes, nodes: Nodes) -> None:
+def _submitted(of: Ints, left: Ints, left_of_slot: Ints, type_id: int, slots: Ints, nodes: Ints) -> None:
     """Subtract nodes from `left` and `left_of_slot` (see Depths). slots, nodes: [batch]."""
     for i in range(len(nodes)):
         depth = of[nodes[i]]

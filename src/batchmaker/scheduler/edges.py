@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Flags, Ints
 from batchmaker.compiled import compiled
 from batchmaker.scheduler.layout import (
     DONE,
@@ -31,12 +32,9 @@ from batchmaker.scheduler.layout import (
     WAITING,
 )
 
-Ids = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-
 
 @compiled
-def enter(nodes: Ids, lengths: Ids, slots: Ids, of_nodes: Ids) -> None:
+def enter(nodes: Ints, lengths: Ints, slots: Ints, of_nodes: Ints) -> None:
     """Write the first values of new nodes.
 
     nodes: those of all graphs, one graph after the other. lengths: [graphs] nodes of each. slots: [graphs].
@@ -54,17 +52,17 @@ def enter(nodes: Ids, lengths: Ids, slots: Ids, of_nodes: Ids) -> None:
 
 @compiled
 def feed(
-    read: Ids,
-    shifts: Ids,
+    read: Ints,
+    shifts: Ints,
     outputs: NDArray[np.int16],
-    readers: Ids,
-    value_tables: Ids,
+    readers: Ints,
+    value_tables: Ints,
     fed: Flags,
-    of_nodes: Ids,
-    of_subgraphs: Ids,
-    source: Ids,
-    source_table: Ids,
-) -> Ids:
+    of_nodes: Ints,
+    of_subgraphs: Ints,
+    source: Ints,
+    source_table: Ints,
+) -> Ints:
     """Write the sources of single nodes that read other nodes; return the edges [2, edges], port by port.
 
     - read, outputs: [ports, readers] the node that feeds each input, and the number of its output. Negative if no node
@@ -95,7 +93,7 @@ def feed(
 
 
 @compiled
-def follows(of_subgraphs: Ids, mine: int, other: int, own_type_follows: bool) -> bool:
+def follows(of_subgraphs: Ints, mine: int, other: int, own_type_follows: bool) -> bool:
     """Whether nodes of subgraph `other` wait for those of `mine` that they read only until these are submitted.
 
     That is so within a subgraph. own_type_follows: of two single nodes of one type, too; else they wait until these are
@@ -109,8 +107,8 @@ def follows(of_subgraphs: Ids, mine: int, other: int, own_type_follows: bool) ->
 
 @compiled
 def count_edges(
-    edges: Ids, nodes: Ids, lengths: Ids, place: Ids, of_nodes: Ids, of_subgraphs: Ids, own_type_follows: bool
-) -> tuple[Ids, Ids, Ids]:
+    edges: Ints, nodes: Ints, lengths: Ints, place: Ints, of_nodes: Ints, of_subgraphs: Ints, own_type_follows: bool
+) -> tuple[Ints, Ints, Ints]:
     """Count the uses, unmet inputs and consumers of new nodes.
 
     - edges: [2, edges].
@@ -157,7 +155,7 @@ def count_edges(
 
 @compiled
 def write_edges(
-    edges: Ids, producers: Ids, firsts: Ids, nodes: Ids, lengths: Ids, of_nodes: Ids, consumer: Ids
+    edges: Ints, producers: Ints, firsts: Ints, nodes: Ints, lengths: Ints, of_nodes: Ints, consumer: Ints
 ) -> None:
     """Store the consumers of each new node, in the order of the edges.
 

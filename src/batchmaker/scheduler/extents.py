@@ -12,12 +12,11 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, number
 from batchmaker.scheduler.layout import NOWHERE, USED
 
-Ids = NDArray[np.int64]
 ONE: Final = number(1)
 
 
@@ -38,7 +37,7 @@ def size_class(count: int) -> tuple[int, int]:
 
 
 @compiled
-def allocate(free: Ids, counts: Ids, kind: int, links: Ids, count: int) -> int:
+def allocate(free: Ints, counts: Ints, kind: int, links: Ints, count: int) -> int:
     """Return the first of `count` consecutive numbers of a kind. `links` has room for what `top_after` says."""
     size, which = size_class(count)
     counts[USED + kind] += count
@@ -52,7 +51,7 @@ def allocate(free: Ids, counts: Ids, kind: int, links: Ids, count: int) -> int:
 
 
 @compiled
-def allocate_each(free: Ids, counts: Ids, kind: int, links: Ids, wanted: Ids) -> Ids:
+def allocate_each(free: Ints, counts: Ints, kind: int, links: Ints, wanted: Ints) -> Ints:
     """Return the result of `allocate` for each of these counts, in order."""
     firsts = np.empty(len(wanted), np.int64)
     for i in range(len(wanted)):
@@ -61,7 +60,7 @@ def allocate_each(free: Ids, counts: Ids, kind: int, links: Ids, wanted: Ids) ->
 
 
 @compiled
-def release(free: Ids, counts: Ids, kind: int, links: Ids, first: int, count: int) -> None:
+def release(free: Ints, counts: Ints, kind: int, links: Ints, first: int, count: int) -> None:
     """Give back the extent that `allocate` returned as `first`."""
     counts[USED + kind] -= count
     if count > 0:
@@ -71,14 +70,14 @@ def release(free: Ids, counts: Ids, kind: int, links: Ids, first: int, count: in
 
 
 @compiled
-def release_each(free: Ids, counts: Ids, kind: int, links: Ids, firsts: Ids, given: Ids) -> None:
+def release_each(free: Ints, counts: Ints, kind: int, links: Ints, firsts: Ints, given: Ints) -> None:
     """Call `release` for each of these extents, in order. given: the count of each."""
     for i in range(len(firsts)):
         release(free, counts, kind, links, firsts[i], given[i])
 
 
 @compiled
-def top_after(free: Ids, counts: Ids, kind: int, links: Ids, wanted: Ids) -> int:
+def top_after(free: Ints, counts: Ints, kind: int, links: Ints, wanted: Ints) -> int:
     """Return one past the highest number after `allocate` of each of these counts, in order. Changes nothing."""
     following = np.empty(free.shape[1], np.int64)
     for which in range(len(following)):

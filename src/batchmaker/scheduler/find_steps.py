@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Flags, Ints
 from batchmaker.compiled import compiled_within
 from batchmaker.scheduler.commands import ZERO_TABLE
 from batchmaker.scheduler.layout import (
@@ -38,7 +39,7 @@ from batchmaker.scheduler.layout import (
     USES,
 )
 from batchmaker.scheduler.progress import submit
-from batchmaker.scheduler.queues import Keys, choose, joined
+from batchmaker.scheduler.queues import choose, joined
 from batchmaker.scheduler.steps import (
     AT_LANE,
     AT_NODE,
@@ -59,9 +60,6 @@ from batchmaker.scheduler.steps import (
     TaskLimits,
 )
 
-Ids = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-
 FIRST_ROOM: Final = 512
 
 FOLLOWING: Final = 2
@@ -70,7 +68,9 @@ type. Else the other type goes first, and the step will be larger."""
 
 
 @compiled_within
-def seat(occupant: Ids, nodes: Ids, subgraphs: Ids, worker: int, batch: Ids) -> tuple[int, bool, Ids, Ids, Ids, Ids]:
+def seat(
+    occupant: Ints, nodes: Ints, subgraphs: Ints, worker: int, batch: Ints
+) -> tuple[int, bool, Ints, Ints, Ints, Ints]:
     """Give a lane to every chain of a batch. The lanes are 0 to n-1 if no chain outside the batch is in one of them.
 
     Otherwise every chain keeps its lane, and new chains take free lanes. A chain that ends with this step is no
@@ -147,7 +147,7 @@ def _room(array: Any, size: int) -> Any:
 
 
 @compiled_within
-def _look(nodes: Ids, subgraphs: Ids, loops_ahead: bool, batch: Ids) -> tuple[bool, bool, bool]:
+def _look(nodes: Ints, subgraphs: Ints, loops_ahead: bool, batch: Ints) -> tuple[bool, bool, bool]:
     """Return three facts about the nodes of a batch.
 
     - Some are of runs.
@@ -165,7 +165,7 @@ def _look(nodes: Ids, subgraphs: Ids, loops_ahead: bool, batch: Ids) -> tuple[bo
 
 
 @compiled_within
-def _goes_on(chosen: Keys, latest: Keys) -> bool:
+def _goes_on(chosen: Ints, latest: Ints) -> bool:
     """Whether the chosen nodes are exactly the next nodes of the runs in the step before."""
     if len(chosen) != len(latest):
         return False
@@ -176,7 +176,7 @@ def _goes_on(chosen: Keys, latest: Keys) -> bool:
 
 
 @compiled_within
-def _num_alike(nodes: Ids, subgraphs: Ids, keys: Keys, most: int) -> int:
+def _num_alike(nodes: Ints, subgraphs: Ints, keys: Ints, most: int) -> int:
     """Return how many steps these runs take together from here on, until the first of them ends; at most `most`."""
     for i in range(len(keys)):
         node = keys[i] & NODE_MASK
@@ -186,8 +186,8 @@ def _num_alike(nodes: Ids, subgraphs: Ids, keys: Keys, most: int) -> int:
 
 @compiled_within
 def _go_on(
-    nodes: Ids, subgraphs: Ids, occupant: Ids, at: Ids, first: int, num_steps: int, keys: Keys, ranks: Ids
-) -> tuple[Keys, Ids]:
+    nodes: Ints, subgraphs: Ints, occupant: Ints, at: Ints, first: int, num_steps: int, keys: Ints, ranks: Ints
+) -> tuple[Ints, Ints]:
     """Write steps in which all chains of the step before continue, in the same lanes.
 
     Chains that end with the last of these steps leave their lanes.
@@ -220,8 +220,8 @@ def _go_on(
 
 @compiled_within
 def _note_moves(
-    nodes: Ids, source: Ids, source_table: Ids, is_host: Flags, lane_tables: Ids, places: Places, before: Ids,
-    home: Ids, at: Ids, first: int, moves: Ids, num_moves: int,
+    nodes: Ints, source: Ints, source_table: Ints, is_host: Flags, lane_tables: Ints, places: Places, before: Ints,
+    home: Ints, at: Ints, first: int, moves: Ints, num_moves: int,
 ) -> int:  # fmt: skip
     """Write the moves of a step: state to copy into lanes. before, home: see `seat`. Returns the number of moves."""
     num_state = places.num_inputs - places.num_sequence
@@ -243,7 +243,7 @@ def _note_moves(
 
 @compiled_within
 def _note_inputs(
-    nodes: Ids, source: Ids, source_table: Ids, is_host: Flags, at: Ids, first: int, end: int, num_found: int,
+    nodes: Ints, source: Ints, source_table: Ints, is_host: Flags, at: Ints, first: int, end: int, num_found: int,
     num_inputs: int, num_memories: int,
 ) -> None:  # fmt: skip
     """Write the tables and rows of the first `num_found` inputs of these positions. The other inputs are lane state.
@@ -267,9 +267,9 @@ def _note_inputs(
 
 @compiled_within
 def _note_members(
-    nodes: Ids, source: Ids, reach: Ids, at: Ids, first: int, count: int, num_alike: int, goes_on: bool, places: Places,
-    members: Ids, num_members: int,
-) -> tuple[Ids, int]:  # fmt: skip
+    nodes: Ints, source: Ints, reach: Ints, at: Ints, first: int, count: int, num_alike: int, goes_on: bool,
+    places: Places, members: Ints, num_members: int,
+) -> tuple[Ints, int]:  # fmt: skip
     """Write the rows of the memories of equal steps that begin at position `first`, each with `count` positions.
 
     The outputs of these steps have rows already. Steps of one run share what the last of them reads: that of an earlier
@@ -300,8 +300,9 @@ def _note_members(
 
 @compiled_within
 def _keep(
-    nodes: Ids, subgraphs: Ids, source: Ids, source_table: Ids, is_host: Flags, value_ports: Ids, free: Ids,
-    places: Places, at: Ids, first: int, end: int, has_lanes: bool, marks: Ids, kept: Ids, num_kept: int, num_free: int,
+    nodes: Ints, subgraphs: Ints, source: Ints, source_table: Ints, is_host: Flags, value_ports: Ints, free: Ints,
+    places: Places, at: Ints, first: int, end: int, has_lanes: bool, marks: Ints, kept: Ints, num_kept: int,
+    num_free: int,
 ) -> tuple[int, int, int]:  # fmt: skip
     """Give rows to the positions whose outputs are read later, and mark the outputs that go to the host.
 
@@ -342,7 +343,9 @@ def _keep(
 
 
 @compiled_within
-def _note_done(nodes: Ids, subgraphs: Ids, at: Ids, first: int, end: int, done: Ids, num_done: int) -> tuple[int, bool]:
+def _note_done(
+    nodes: Ints, subgraphs: Ints, at: Ints, first: int, end: int, done: Ints, num_done: int
+) -> tuple[int, bool]:
     """Write the nodes that are done with a step: single nodes, and last steps of runs.
 
     A run that may stop is left out: when it is done is known only after the step. Returns the number of done nodes, and
@@ -360,7 +363,7 @@ def _note_done(nodes: Ids, subgraphs: Ids, at: Ids, first: int, end: int, done: 
 
 
 @compiled_within
-def _certain(nodes: Ids, subgraphs: Ids, keys: Keys) -> Keys:
+def _certain(nodes: Ints, subgraphs: Ints, keys: Ints) -> Ints:
     """Return the keys of the nodes that are not in runs that a value may end."""
     found = np.empty(len(keys), np.int64)
     count = 0
@@ -373,24 +376,24 @@ def _certain(nodes: Ids, subgraphs: Ids, keys: Keys) -> Keys:
 
 @compiled_within
 def find_steps(
-    nodes: Ids,
-    subgraphs: Ids,
-    source: Ids,
-    source_table: Ids,
-    reach: Ids,
-    consumer: Ids,
+    nodes: Ints,
+    subgraphs: Ints,
+    source: Ints,
+    source_table: Ints,
+    reach: Ints,
+    consumer: Ints,
     is_host: Flags,
-    value_ports: Ids,
-    free: Ids,
-    occupant: Ids,
-    lane_tables: Ids,
+    value_ports: Ints,
+    free: Ints,
+    occupant: Ints,
+    lane_tables: Ints,
     places: Places,
     limits: TaskLimits,
     seconds: NDArray[np.float64],
     rows_wanted: int,
     rows_needed: int,
-    candidates: Keys,
-    ranks: Ids,
+    candidates: Ints,
+    ranks: Ints,
 ) -> Steps:
     """Form the steps of one task and mark their nodes as submitted. Returned arrays are new.
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.graph.cell_graph import HOST, CellGraph
 from batchmaker.graph.regions import ARGUMENT, Branch, Choice, Item, Pick, Region, Segment, WhileLoop
 from batchmaker.graph.spec import CellType
@@ -55,8 +55,6 @@ from batchmaker.scheduler.rows import NoMemoryError
 from batchmaker.scheduler.state import NO_NODES, SchedulerState
 from batchmaker.scheduler.tables import addresses_of
 
-Ids = NDArray[np.int64]
-
 MOST_CODE: Final = 1 << 20
 """With more words of code than this, all regions are forgotten once no request has any."""
 MOST_OUTPUTS: Final = int(OUTPUTS)
@@ -75,7 +73,7 @@ class Outcome:
     finished: list[tuple[int, list[tuple[int, int]]]]
     collected: list[tuple[int, int, int, int]]
     failed: list[tuple[int, FailureKind, str]]
-    begun: Ids
+    begun: Ints
     reserves: list[Reserve]
 
 
@@ -112,7 +110,7 @@ class Frames:
             np.zeros(1024, np.int64),
             np.zeros((BEGINNING_FIELDS, 64), np.int64), counts,
         )  # fmt: skip
-        self._addresses: Ids | None = None
+        self._addresses: Ints | None = None
         for entry in state.types:
             self.add_type(entry.cell)
 
@@ -145,21 +143,21 @@ class Frames:
         self.slots.update(slots)
         self.keeps.update({slot: graph.keeps for slot, graph in zip(slots, graphs, strict=True) if graph.keeps})
 
-    def note_values(self, values: Sequence[tuple[int, Ids, Ids]]) -> None:
+    def note_values(self, values: Sequence[tuple[int, Ints, Ints]]) -> None:
         """Note values that have come to the host: output, nodes, and values."""
         self._fit()
         for output, nodes, given in values:
             self._machine.values[output, nodes] = given
 
-    def decide(self, done: Ids) -> Outcome:
+    def decide(self, done: Ints) -> Outcome:
         """Let go on what waited for these nodes, which are done, and all that follows."""
         self._fit()
         return self.outcome(self._decide(done), done)
 
-    def _decide(self, done: Ids) -> int:
+    def _decide(self, done: Ints) -> int:
         return decide.decide(self._state.arena.tables, self.patterns_at, self.addresses, done)
 
-    def outcome(self, found: int, done: Ids) -> Outcome:
+    def outcome(self, found: int, done: Ints) -> Outcome:
         """Return what followed from these nodes. found: what the loop returned; it goes on if it lacked room."""
         outcome = Outcome([], [], [], np.empty((BEGINNING_FIELDS, 0), np.int64), [])
         while True:
@@ -220,18 +218,18 @@ class Frames:
     # --- room ---------------------------------------------------------------------------------------------------------
 
     @property
-    def patterns_at(self) -> Ids:
+    def patterns_at(self) -> Ints:
         """The addresses of the tables of the segments of regions; see `forms_at`."""
         return self._patterns.copies.tables
 
     @property
-    def addresses(self) -> Ids:
+    def addresses(self) -> Ints:
         """The addresses of all tables; see `machine_at`."""
         if self._addresses is None:
             self._addresses = addresses_of(self._machine)
         return self._addresses
 
-    def _change(self, **tables: Ids) -> None:
+    def _change(self, **tables: Ints) -> None:
         self._machine, self._addresses = self._machine._replace(**tables), None
 
     def _fit(self) -> None:
@@ -380,7 +378,7 @@ class Frames:
         return form
 
 
-def _types_of(part: object, *, every_step: bool = False) -> Ids:
+def _types_of(part: object, *, every_step: bool = False) -> Ints:
     """Return the cell types of a block's nodes; of a run, once, or of every step."""
     types = getattr(part, "types", None)
     if types is not None:

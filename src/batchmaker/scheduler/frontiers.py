@@ -12,12 +12,12 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.graph import wait_counts
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.layout import INDEPENDENT
 
-Nodes = NDArray[np.int64]
-NONE: Nodes = np.empty(0, np.int64)
+NONE: Ints = np.empty(0, np.int64)
 
 
 @final
@@ -30,9 +30,9 @@ class FrontierCounts:
     - on_workers: nodes of steps that have not finished.
     """
 
-    spans: Nodes
+    spans: Ints
     late_edges: Sequence[tuple[int, int]]
-    on_workers: Nodes
+    on_workers: Ints
 
 
 @final
@@ -73,10 +73,10 @@ class Frontiers:
         self.left = np.zeros(0, np.bool_)
         self._num_left = 0
         self._blocks = np.zeros((0, 0), np.int32)
-        self._late_first: Nodes = NONE
-        self._late_edges: Nodes = np.empty((2, 0), np.int64)
+        self._late_first: Ints = NONE
+        self._late_edges: Ints = np.empty((2, 0), np.int64)
         self._late_free = np.array([-1, 0])
-        self._stack: Nodes = NONE
+        self._stack: Ints = NONE
 
     def independent(self, type_id: int) -> int:
         """Return how many unsubmitted nodes of a type have no unsubmitted ancestor of this type."""
@@ -91,29 +91,29 @@ class Frontiers:
             self._enter(found.spans, found.late_edges, found.on_workers, counted=False)
 
     @property
-    def counts(self) -> Nodes:
-        counts: Nodes = self._arena.types[INDEPENDENT]
+    def counts(self) -> Ints:
+        counts: Ints = self._arena.types[INDEPENDENT]
         return counts
 
-    def admit(self, spans: Nodes, late_edges: Sequence[tuple[int, int]]) -> None:
+    def admit(self, spans: Ints, late_edges: Sequence[tuple[int, int]]) -> None:
         """Note that requests have got these nodes. spans, late_edges: those that lead to them (see FrontierCounts)."""
         if self.kept:
             self._enter(spans, late_edges, NONE, counted=True)
 
-    def submitted(self, type_id: int, nodes: Nodes) -> None:
+    def submitted(self, type_id: int, nodes: Ints) -> None:
         """Note that these nodes of one type are on a worker."""
         if self.kept:
             found = wait_counts.run(nodes, type_id, self._stack, *self._graph, *self._now, *self._late)
             self._fewer(found)
 
-    def stopped(self, type_id: int, ends: Nodes) -> None:
+    def stopped(self, type_id: int, ends: Ints) -> None:
         """Note that runs have ended early. ends: [runs] one past the last node of each run.
 
         Nothing changes for a run whose last step was submitted.
         """
         self.submitted(type_id, ends - 1)
 
-    def withdraw(self, spans: Nodes) -> None:
+    def withdraw(self, spans: Ints) -> None:
         """Note that the other nodes of these extents will not be submitted, because their request has failed."""
         if self.kept:
             types = (self._arena.subgraph, self._arena.type)
@@ -132,7 +132,7 @@ class Frontiers:
     def _late(self) -> tuple[NDArray[Any], ...]:
         return self._late_first, self._late_edges, self._late_free
 
-    def _enter(self, spans: Nodes, late_edges: Sequence[tuple[int, int]], on_workers: Nodes, *, counted: bool) -> None:
+    def _enter(self, spans: Ints, late_edges: Sequence[tuple[int, int]], on_workers: Ints, *, counted: bool) -> None:
         self._fit(len(late_edges))
         late = np.array(late_edges, np.int64).reshape(-1, 2).T.copy()
         self._num_left += wait_counts.enter(
@@ -164,6 +164,6 @@ class Frontiers:
             self._late_free = np.array([first, free + more])
 
 
-def _columns(spans: Nodes) -> tuple[Nodes, Nodes]:
+def _columns(spans: Ints) -> tuple[Ints, Ints]:
     """Return the first nodes of extents, and their numbers of nodes."""
     return spans[:, 0].copy(), spans[:, 1].copy()

@@ -6,8 +6,8 @@ A *dying* request has ended while a worker still had steps of it. Its numbers an
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_within
 from batchmaker.scheduler import extents
 from batchmaker.scheduler.layout import (
@@ -51,11 +51,9 @@ from batchmaker.scheduler.queues import discard
 from batchmaker.scheduler.sequence_store import store_kept
 from batchmaker.scheduler.tables import State, state_at
 
-Ids = NDArray[np.int64]
-
 
 @compiled
-def end_those_done(requests: Ids, slots: Ids) -> Ids:
+def end_those_done(requests: Ints, slots: Ints) -> Ints:
     """End those of these requests that are alive, may get no more nodes, and have no work left. Returns their slots."""
     found = np.empty(len(slots), np.int64)
     count = 0
@@ -68,7 +66,7 @@ def end_those_done(requests: Ids, slots: Ids) -> Ids:
 
 
 @compiled_within
-def _is_on_worker(requests: Ids, columns: Ids, subgraphs: Ids, slot: int) -> bool:
+def _is_on_worker(requests: Ints, columns: Ints, subgraphs: Ints, slot: int) -> bool:
     """Whether a worker has steps of a request."""
     extent = requests[FIRST, slot]
     while extent != NOWHERE:
@@ -81,7 +79,7 @@ def _is_on_worker(requests: Ids, columns: Ids, subgraphs: Ids, slot: int) -> boo
 
 
 @compiled_within
-def _leave_lanes(requests: Ids, columns: Ids, subgraphs: Ids, lanes: Ids, occupant: Ids, slot: int) -> None:
+def _leave_lanes(requests: Ints, columns: Ints, subgraphs: Ints, lanes: Ints, occupant: Ints, slot: int) -> None:
     extent = requests[FIRST, slot]
     while extent != NOWHERE:
         first = columns[FIRST_SUBGRAPH, extent]
@@ -95,7 +93,7 @@ def _leave_lanes(requests: Ids, columns: Ids, subgraphs: Ids, lanes: Ids, occupa
 
 @compiled_within
 def _free_rows_of(
-    nodes: Ids, subgraphs: Ids, types: Ids, pools: Ids, rows: Ids, requests: Ids, columns: Ids, slot: int
+    nodes: Ints, subgraphs: Ints, types: Ints, pools: Ints, rows: Ints, requests: Ints, columns: Ints, slot: int
 ) -> None:
     extent = requests[FIRST, slot]
     while extent != NOWHERE:
@@ -112,8 +110,8 @@ def _free_rows_of(
 
 @compiled_within
 def _forget(
-    nodes: Ids, subgraphs: Ids, consumer: Ids, requests: Ids, columns: Ids, types: Ids, pools: Ids, rows: Ids,
-    free: Ids, counts: Ids, slot: int,
+    nodes: Ints, subgraphs: Ints, consumer: Ints, requests: Ints, columns: Ints, types: Ints, pools: Ints, rows: Ints,
+    free: Ints, counts: Ints, slot: int,
 ) -> None:  # fmt: skip
     """Give back all that an ended request still owns. No worker has a step of it. columns: State.extents."""
     if requests[OWNS, slot]:
@@ -137,7 +135,7 @@ def _forget(
 
 
 @compiled_within
-def leave_all(state: State, slots: Ids) -> tuple[Ids, Ids]:
+def leave_all(state: State, slots: Ints) -> tuple[Ints, Ints]:
     """Forget requests that were answered; what their sequences keep is stored.
 
     Returns those of which a worker has steps, which are dying; and what `store_kept` returns, for whose numbers there
@@ -159,13 +157,13 @@ def leave_all(state: State, slots: Ids) -> tuple[Ids, Ids]:
 
 
 @compiled
-def leave(addresses: Ids, slots: Ids) -> tuple[Ids, Ids]:
+def leave(addresses: Ints, slots: Ints) -> tuple[Ints, Ints]:
     """As `leave_all`, for tables by their addresses."""
     return leave_all(state_at(addresses), slots)
 
 
 @compiled
-def kill(nodes: Ids, requests: Ids, types: Ids, queue: Ids, slot: int) -> None:
+def kill(nodes: Ints, requests: Ints, types: Ints, queue: Ints, slot: int) -> None:
     """End a request early: nothing more of it is submitted. It is dying."""
     requests[ALIVE, slot] = 0
     requests[OWNS, slot] = 1
@@ -173,7 +171,7 @@ def kill(nodes: Ids, requests: Ids, types: Ids, queue: Ids, slot: int) -> None:
 
 
 @compiled
-def bury(addresses: Ids, dying: Ids) -> Ids:
+def bury(addresses: Ints, dying: Ints) -> Ints:
     """Forget the dying requests of which no worker has a step any more. Returns the others."""
     state = state_at(addresses)
     still = np.empty(len(dying), np.int64)

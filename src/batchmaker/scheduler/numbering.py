@@ -9,6 +9,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import CellGraph, NodeBlock
 from batchmaker.graph.subgraphs import split
@@ -29,8 +30,6 @@ from batchmaker.scheduler.layout import (
     SUBGRAPHS,
     TYPE,
 )
-
-Ids = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -61,8 +60,8 @@ class SubgraphNumbers:
         self.node_by_node = node_by_node
 
     def assign(
-        self, graphs: Sequence[CellGraph], nodes: Ids, bases: list[int], places: list[int]
-    ) -> tuple[list[Extent], Ids]:
+        self, graphs: Sequence[CellGraph], nodes: Ints, bases: list[int], places: list[int]
+    ) -> tuple[list[Extent], Ints]:
         """Number the subgraphs of all graphs and write their fields. Returns the extents and all subgraphs, in order.
 
         - nodes: node numbers of all graphs, one graph after the other.
@@ -101,7 +100,7 @@ class SubgraphNumbers:
             for graph, base, first, count in zip(graphs, bases, firsts, num_subgraphs, strict=True)
         ]
         offsets = np.cumsum(numbers) - numbers
-        subgraphs: Ids = np.repeat(np.array(firsts) - offsets, numbers) + np.arange(numbers.sum())
+        subgraphs: Ints = np.repeat(np.array(firsts) - offsets, numbers) + np.arange(numbers.sum())
         _clear(subgraphs, arena.subgraphs)
         if segments:
             keep = np.ones(len(subgraphs), np.bool_)
@@ -132,7 +131,7 @@ class SubgraphNumbers:
 
 
 @compiled
-def _clear(subgraphs: Ids, of_subgraphs: Ids) -> None:
+def _clear(subgraphs: Ints, of_subgraphs: Ints) -> None:
     """Write the first values of subgraphs: not pinned, without a lane, no run."""
     for mine in subgraphs:
         for field in (EXTERNAL, IN_FLIGHT, END, OPEN_ENDED):
@@ -142,7 +141,7 @@ def _clear(subgraphs: Ids, of_subgraphs: Ids) -> None:
 
 
 @compiled
-def _fill_segments(subgraphs: Ids, nodes: Ids, segments: Ids, of_nodes: Ids, of_subgraphs: Ids) -> None:
+def _fill_segments(subgraphs: Ints, nodes: Ints, segments: Ints, of_nodes: Ints, of_subgraphs: Ints) -> None:
     """Write the subgraphs of segments. `subgraphs` has the order of the segments.
 
     - nodes: [places] node numbers.
@@ -166,7 +165,7 @@ def _fill_segments(subgraphs: Ids, nodes: Ids, segments: Ids, of_nodes: Ids, of_
 
 @compiled
 def _fill_members(
-    numbers: NDArray[np.int32], first_subgraph: int, base: int, subgraph: Ids, head: Ids, size: Ids, span: Ids
+    numbers: NDArray[np.int32], first_subgraph: int, base: int, subgraph: Ints, head: Ints, size: Ints, span: Ints
 ) -> None:
     """Write the subgraph of each node, and head, size and span of each subgraph.
 
@@ -186,7 +185,7 @@ def _fill_members(
 
 
 @compiled
-def _fill_types(first: int, types: NDArray[np.int16], subgraph: Ids, of_subgraph: Ids) -> None:
+def _fill_types(first: int, types: NDArray[np.int16], subgraph: Ints, of_subgraph: Ints) -> None:
     """Write the types of subgraphs. types: [nodes] of the nodes from `first` on."""
     for i in range(len(types)):
         of_subgraph[subgraph[first + i]] = types[i]
@@ -203,8 +202,8 @@ class LocalNumbers:
 
     def __init__(self) -> None:
         self._count = 0
-        self._starts: Ids = np.zeros(4, np.int64)
-        self._shifts: Ids = np.zeros(4, np.int64)
+        self._starts: Ints = np.zeros(4, np.int64)
+        self._shifts: Ints = np.zeros(4, np.int64)
 
     def __len__(self) -> int:
         return self._count
@@ -218,20 +217,20 @@ class LocalNumbers:
         self._shifts[self._count] = extent.base - extent.first_local
         self._count += 1
 
-    def of(self, local: Ids) -> Ids:
+    def of(self, local: Ints) -> Ints:
         """Return the node numbers of local nodes."""
         place = self._starts[: self._count].searchsorted(local, side="right") - 1
-        located: Ids = local + self._shifts[place]
+        located: Ints = local + self._shifts[place]
         return located
 
-    def locals_of(self, nodes: Ids) -> Ids:
+    def locals_of(self, nodes: Ints) -> Ints:
         """Return the local numbers of nodes, the inverse of `of`."""
         shifts = self._shifts[: self._count]
         starts = self._starts[: self._count]
         possible = nodes[:, None] - shifts  # [nodes, extents]
         ends = np.append(starts[1:], np.iinfo(np.int64).max)
         place = ((possible >= starts) & (possible < ends)).argmax(axis=1)
-        located: Ids = possible[np.arange(len(nodes)), place]
+        located: Ints = possible[np.arange(len(nodes)), place]
         return located
 
 
@@ -251,15 +250,15 @@ class Locator:
         """Return node number minus local number, for the own nodes of graph i."""
         return self._bases[i] - graph.first
 
-    def of(self, i: int, graph: CellGraph, local: Ids) -> Ids:
+    def of(self, i: int, graph: CellGraph, local: Ints) -> Ints:
         """Return the numbers of local nodes of graph i: its own, or those of earlier extents."""
-        located: Ids = local + self.shift(i, graph)
+        located: Ints = local + self.shift(i, graph)
         earlier = self._earlier[i] if self._earlier else None
         if earlier is not None and (before := local < graph.first).any():
             located[before] = earlier.of(local[before])
         return located
 
-    def sources(self, i: int, graph: CellGraph, local: Ids) -> tuple[Ids, int]:
+    def sources(self, i: int, graph: CellGraph, local: Ints) -> tuple[Ints, int]:
         """Return the sources of a block of graph i, and what to add to them to get node numbers.
 
         Negative sources are no nodes and stay negative.

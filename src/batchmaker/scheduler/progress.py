@@ -8,8 +8,8 @@ new.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Flags, Ints
 from batchmaker.compiled import compiled, compiled_within
 from batchmaker.scheduler.commands import ZERO_TABLE
 from batchmaker.scheduler.edges import follows
@@ -51,23 +51,20 @@ from batchmaker.scheduler.layout import (
     TYPE,
     USES,
 )
-from batchmaker.scheduler.queues import Keys, put, ranks_of, sort
-
-Ids = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+from batchmaker.scheduler.queues import put, ranks_of, sort
 
 
 @compiled_within
 def submit(
-    of_nodes: Ids,
-    of_subgraphs: Ids,
-    consumer: Ids,
+    of_nodes: Ints,
+    of_subgraphs: Ints,
+    consumer: Ints,
     worker: int,
     loops_ahead: bool,
     own_type_follows: bool,
-    keys: Keys,
-    ranks: Ids,
-) -> tuple[Keys, Ids, int]:
+    keys: Ints,
+    ranks: Ints,
+) -> tuple[Ints, Ints, int]:
     """Note that a step of these ready nodes is on a worker. Dependencies are updated as if it had run.
 
     The subgraphs of the nodes are pinned to the worker, and their in_flight counts these nodes. Single nodes become
@@ -119,17 +116,17 @@ def submit(
 
 @compiled_within
 def end_step(
-    of_nodes: Ids,
-    of_subgraphs: Ids,
-    source: Ids,
-    source_table: Ids,
+    of_nodes: Ints,
+    of_subgraphs: Ints,
+    source: Ints,
+    source_table: Ints,
     is_host: Flags,
-    value_ports: Ids,
+    value_ports: Ints,
     num_sequence_inputs: int,
-    nodes: Ids,
-    subgraphs: Ids,
-    entering: Ids,
-) -> tuple[Ids, Ids]:
+    nodes: Ints,
+    subgraphs: Ints,
+    entering: Ints,
+) -> tuple[Ints, Ints]:
     """Note that steps have run and have read their inputs. Subgraphs without further steps on the worker are unpinned.
 
     - is_host: [tables].
@@ -167,8 +164,8 @@ def end_step(
 
 @compiled_within
 def forget_memories(
-    of_nodes: Ids, of_subgraphs: Ids, source: Ids, source_table: Ids, reach: Ids, num_memories: int, nodes: Ids
-) -> Ids:
+    of_nodes: Ints, of_subgraphs: Ints, source: Ints, source_table: Ints, reach: Ints, num_memories: int, nodes: Ints
+) -> Ints:
     """Note that these nodes, single ones and the last ones of runs, and all their runs will not read memories again.
 
     num_memories: of their cell. Returns the nodes whose rows nobody will read any more, each once.
@@ -200,14 +197,14 @@ def forget_memories(
 
 @compiled_within
 def stop_or_go_on(
-    of_nodes: Ids,
-    of_subgraphs: Ids,
-    requests: Ids,
-    occupant: Ids,
+    of_nodes: Ints,
+    of_subgraphs: Ints,
+    requests: Ints,
+    occupant: Ints,
     stopped: Flags,
-    nodes: Ids,
-    subgraphs: Ids,
-) -> tuple[Ids, Ids, Keys]:
+    nodes: Ints,
+    subgraphs: Ints,
+) -> tuple[Ints, Ints, Ints]:
     """Note that steps of runs that may stop have run. Runs that stop, or reach their last node, leave their lanes.
 
     - requests: of dead ones nothing more is submitted. occupant: [lanes] of the worker that ran the steps.
@@ -249,8 +246,8 @@ def stop_or_go_on(
 
 @compiled_within
 def finish(
-    of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, requests: Ids, own_type_follows: bool, nodes: Ids
-) -> tuple[Ids, Ids, Ids]:
+    of_nodes: Ints, of_subgraphs: Ints, consumer: Ints, requests: Ints, own_type_follows: bool, nodes: Ints
+) -> tuple[Ints, Ints, Ints]:
     """Mark these nodes as DONE. Count down the missing inputs of subgraphs and the units left of requests.
 
     - own_type_follows: see `follows`.
@@ -287,7 +284,7 @@ def finish(
 
 @compiled
 def release(
-    of_nodes: Ids, of_subgraphs: Ids, requests: Ids, types: Ids, queue: Ids, counts: Ids, subgraphs: Ids
+    of_nodes: Ints, of_subgraphs: Ints, requests: Ints, types: Ints, queue: Ints, counts: Ints, subgraphs: Ints
 ) -> None:
     """Queue the ready nodes of these subgraphs, in this order, behind all others. Their external inputs are all done.
 
@@ -327,7 +324,9 @@ def release(
 
 
 @compiled
-def count_submitted(of_nodes: Ids, of_subgraphs: Ids, extents: Ids, on_workers: Ids, ready: Keys, counts: Ids) -> None:
+def count_submitted(
+    of_nodes: Ints, of_subgraphs: Ints, extents: Ints, on_workers: Ints, ready: Ints, counts: Ints
+) -> None:
     """Count the submitted nodes in these extents, of whose runs no value may end one.
 
     - extents: [extents, 3] first node, number of nodes, row of `counts`.
@@ -354,7 +353,7 @@ def count_submitted(of_nodes: Ids, of_subgraphs: Ids, extents: Ids, on_workers: 
 
 
 @compiled
-def free_rows(of_nodes: Ids, of_subgraphs: Ids, types: Ids, pools: Ids, rows: Ids, nodes: Ids) -> None:
+def free_rows(of_nodes: Ints, of_subgraphs: Ints, types: Ints, pools: Ints, rows: Ints, nodes: Ints) -> None:
     """Give the rows of these nodes back to their pools: by cell type, and in the order of the nodes within a type.
 
     The nodes are distinct, and each has a row. rows: State.free_rows.
@@ -376,7 +375,7 @@ def free_rows(of_nodes: Ids, of_subgraphs: Ids, types: Ids, pools: Ids, rows: Id
 
 
 @compiled
-def let_go(places: Ids, of_nodes: Ids, of_subgraphs: Ids) -> tuple[Ids, Ids, Ids]:
+def let_go(places: Ints, of_nodes: Ints, of_subgraphs: Ints) -> tuple[Ints, Ints, Ints]:
     """Hold these nodes no longer, but for those on a worker and those in a run that goes on.
 
     places: [extents, 2] first node, and number of nodes. Returns the nodes whose rows nobody needs any more; the nodes

@@ -11,8 +11,8 @@ nodes, subgraphs, requests, types, queue and counts are the tables of the arena 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.scheduler.layout import (
     HEAD_OF_QUEUE,
@@ -32,10 +32,6 @@ from batchmaker.scheduler.layout import (
     TAIL_OF_QUEUE,
 )
 
-Ids = NDArray[np.int64]
-Keys = NDArray[np.int64]
-"""Ready nodes as sortable numbers; see NODE_BITS."""
-
 
 @compiled
 def is_before(key: int, rank: int, other: int, other_rank: int) -> bool:
@@ -44,7 +40,7 @@ def is_before(key: int, rank: int, other: int, other_rank: int) -> bool:
 
 
 @compiled
-def sort(keys: Keys, ranks: Ids) -> None:
+def sort(keys: Ints, ranks: Ints) -> None:
     """Bring ready nodes into order (heapsort), with their ranks. ranks: [keys], or empty if all are equal.
 
     Also for other numbers, with empty ranks: they ascend then.
@@ -80,7 +76,7 @@ def sort(keys: Keys, ranks: Ids) -> None:
 
 
 @compiled
-def ranks_of(nodes: Ids, requests: Ids, counts: Ids, keys: Keys) -> Ids:
+def ranks_of(nodes: Ints, requests: Ints, counts: Ints, keys: Ints) -> Ints:
     """Return the ranks of the requests of these ready nodes, [keys]; empty if all requests in flight have rank 0."""
     ranks = np.empty(len(keys) if counts[NUM_RANKED] > 0 else 0, np.int64)
     for i in range(len(ranks)):
@@ -89,7 +85,7 @@ def ranks_of(nodes: Ids, requests: Ids, counts: Ids, keys: Keys) -> Ids:
 
 
 @compiled
-def put(types: Ids, queue: Ids, type_id: int, keys: Keys, ranks: Ids) -> None:
+def put(types: Ints, queue: Ints, type_id: int, keys: Ints, ranks: Ints) -> None:
     """Add ready nodes of one type, which are in order. ranks: [keys], or empty if all are 0."""
     count, head, tail = len(keys), types[HEAD_OF_QUEUE, type_id], types[TAIL_OF_QUEUE, type_id]
     if count == 0:
@@ -119,7 +115,7 @@ def put(types: Ids, queue: Ids, type_id: int, keys: Keys, ranks: Ids) -> None:
 
 
 @compiled
-def _may_run(nodes: Ids, subgraphs: Ids, depth_of: Ids, worker: int, depth: int, key: int) -> bool:
+def _may_run(nodes: Ints, subgraphs: Ints, depth_of: Ints, worker: int, depth: int, key: int) -> bool:
     """Whether a ready node is not pinned to another worker, and has this depth. worker, depth: NOWHERE for any."""
     node = key & NODE_MASK
     pin = subgraphs[PIN, nodes[SUBGRAPH, node]]
@@ -128,9 +124,9 @@ def _may_run(nodes: Ids, subgraphs: Ids, depth_of: Ids, worker: int, depth: int,
 
 @compiled
 def candidates(
-    nodes: Ids, subgraphs: Ids, types: Ids, queue: Ids, depth_of: Ids, type_id: int, worker: int, depth: int,
+    nodes: Ints, subgraphs: Ints, types: Ints, queue: Ints, depth_of: Ints, type_id: int, worker: int, depth: int,
     by_age: bool, limit: int,
-) -> tuple[Keys, Ids]:  # fmt: skip
+) -> tuple[Ints, Ints]:  # fmt: skip
     """Return up to `limit` ready nodes that may run (see `_may_run`), in order, and their ranks. They stay ready.
 
     by_age: those that have been ready longest, in that order; then the ranks mean nothing.
@@ -153,8 +149,8 @@ def candidates(
 
 @compiled
 def take(
-    nodes: Ids, subgraphs: Ids, types: Ids, queue: Ids, depth_of: Ids, type_id: int, worker: int, depth: int,
-    by_age: bool, taken: Keys,
+    nodes: Ints, subgraphs: Ints, types: Ints, queue: Ints, depth_of: Ints, type_id: int, worker: int, depth: int,
+    by_age: bool, taken: Ints,
 ) -> None:  # fmt: skip
     """Remove the first of the nodes that `candidates` returns for the same arguments. taken: these, in that order."""
     head, left = types[HEAD_OF_QUEUE, type_id], len(taken)
@@ -176,7 +172,7 @@ def take(
 
 
 @compiled
-def discard(nodes: Ids, types: Ids, queue: Ids, slot: int) -> None:
+def discard(nodes: Ints, types: Ints, queue: Ints, slot: int) -> None:
     """Remove the nodes of a request from all queues."""
     for type_id in range(types.shape[1]):
         to = types[HEAD_OF_QUEUE, type_id]
@@ -188,7 +184,7 @@ def discard(nodes: Ids, types: Ids, queue: Ids, slot: int) -> None:
 
 
 @compiled
-def order_again(nodes: Ids, subgraphs: Ids, requests: Ids, types: Ids, queue: Ids) -> None:
+def order_again(nodes: Ints, subgraphs: Ints, requests: Ints, types: Ints, queue: Ints) -> None:
     """Bring all queues into order again: ranks of requests, or sequence numbers of subgraphs, have changed."""
     for type_id in range(types.shape[1]):
         head, tail = types[HEAD_OF_QUEUE, type_id], types[TAIL_OF_QUEUE, type_id]
@@ -200,7 +196,7 @@ def order_again(nodes: Ids, subgraphs: Ids, requests: Ids, types: Ids, queue: Id
 
 
 @compiled
-def ready_types(types: Ids) -> Ids:
+def ready_types(types: Ints) -> Ints:
     """Return the types that have ready nodes, ascending."""
     found = np.empty(types.shape[1], np.int64)
     count = 0
@@ -212,7 +208,7 @@ def ready_types(types: Ids) -> Ids:
 
 
 @compiled
-def ages_and_ranks(types: Ids, queue: Ids, type_id: int) -> tuple[int, int, int]:
+def ages_and_ranks(types: Ints, queue: Ints, type_id: int) -> tuple[int, int, int]:
     """Return the key of the node of a type that has been ready longest, the highest rank and the lowest.
 
     The queue must not be empty.
@@ -226,7 +222,7 @@ def ages_and_ranks(types: Ids, queue: Ids, type_id: int) -> tuple[int, int, int]
 
 @compiled
 def choose(
-    candidates: Keys, ranks: Ids, first: int, waiting: Keys, waiting_ranks: Ids, limit: int, chosen: Keys, of: Ids
+    candidates: Ints, ranks: Ints, first: int, waiting: Ints, waiting_ranks: Ints, limit: int, chosen: Ints, of: Ints
 ) -> tuple[int, int, int]:
     """Take up to `limit` nodes, in order, from two ordered arrays.
 
@@ -259,7 +255,7 @@ def choose(
 
 
 @compiled
-def joined(keys: Keys, ranks: Ids, ranked: bool, others: Keys, other_ranks: Ids) -> tuple[Keys, Ids]:
+def joined(keys: Ints, ranks: Ints, ranked: bool, others: Ints, other_ranks: Ints) -> tuple[Ints, Ints]:
     """Merge nodes that have become ready with waiting ones; return all in order, with their ranks.
 
     - keys, ranks: the new nodes, in any order, which is changed; ranks is empty if `ranked` is False.

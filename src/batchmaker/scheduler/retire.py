@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Flags, Ints
 from batchmaker.compiled import compiled, compiled_within, number
 from batchmaker.scheduler.layout import (
     ID,
@@ -51,10 +51,6 @@ from batchmaker.scheduler.steps import (
 )
 from batchmaker.scheduler.tables import state_at
 
-Ids = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-
-
 NUM_OVER, NUM_DYING, NUM_DONE, NUM_STOPPED, RETIRED = map(number, range(5))
 LEFT_WORKER, LEFT_LANE = map(number, range(2))
 FIRST_ROW: Final = number(0)
@@ -69,14 +65,14 @@ FIRST_ROW: Final = number(0)
 
 
 @compiled_within
-def _joined(one: Ids, other: Ids) -> Ids:
+def _joined(one: Ints, other: Ints) -> Ints:
     both = np.empty(len(one) + len(other), np.int64)
     _put(both, _put(both, FIRST_ROW, one), other)
     return both
 
 
 @compiled_within
-def _put(result: Ids, at: int, values: Ids) -> int:
+def _put(result: Ints, at: int, values: Ints) -> int:
     """Write values from a place on; return the place behind them."""
     for i in range(len(values)):
         result[at + i] = values[i]
@@ -84,7 +80,7 @@ def _put(result: Ids, at: int, values: Ids) -> int:
 
 
 @compiled
-def retire(addresses: Ids, task: Ids, first: int, end: int, stopped: Flags, answer: bool, busy_s: float) -> Ids:
+def retire(addresses: Ints, task: Ints, first: int, end: int, stopped: Flags, answer: bool, busy_s: float) -> Ints:
     """Update the tables after steps `first` to before `end` of a task have run.
 
     task: see `packed`. stopped: [positions of these steps] whether a value has ended the run; empty if none has.

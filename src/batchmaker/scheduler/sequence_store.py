@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final, final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_within
 from batchmaker.errors import InvariantError
 from batchmaker.scheduler import extents
@@ -44,7 +44,6 @@ from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.progress import free_rows
 from batchmaker.scheduler.tables import State, state_at
 
-Nodes = NDArray[np.int64]
 LIST_WORDS: Final = 1 << 16
 """How long all lists of nodes that requests keep may be together before those are dropped that nobody needs."""
 
@@ -67,7 +66,7 @@ class StoredNodes:
         return Extent(0, self.base, self.num_nodes, self.first_subgraph, self.num_nodes)
 
     @property
-    def nodes(self) -> Nodes:
+    def nodes(self) -> Ints:
         """The node numbers: [num_nodes]."""
         return np.arange(self.base, self.base + self.num_nodes)
 
@@ -96,7 +95,7 @@ class KeptLists:
         """Whether there may be many lists that nobody needs any more."""
         return self._end > self._most
 
-    def places_of(self, lists: Sequence[Nodes]) -> list[int]:
+    def places_of(self, lists: Sequence[Ints]) -> list[int]:
         """Return where lists are."""
         found, places = list[int](), self._places
         for kept in lists:
@@ -105,7 +104,7 @@ class KeptLists:
             found.append(self._enter(key, kept) if place is None else place)
         return found
 
-    def _enter(self, key: bytes, kept: Nodes) -> int:
+    def _enter(self, key: bytes, kept: Ints) -> int:
         place, arena = self._end, self._arena
         self._end = end = place + 1 + len(kept)
         if end > len(arena.keeps):
@@ -199,7 +198,7 @@ class SequenceStore:
         self._latest[sequence] = self.in_use[base] = stored
         return stored, grown
 
-    def kept(self, sequence: SequenceId) -> Nodes:
+    def kept(self, sequence: SequenceId) -> Ints:
         """Return the nodes that a sequence keeps, of which no request is in flight."""
         stored = self._latest.get(sequence)
         return np.empty(0, np.int64) if stored is None else stored.nodes
@@ -236,7 +235,7 @@ class SequenceStore:
 
 
 @compiled_within
-def store_kept(state: State, slots: Nodes) -> Nodes:
+def store_kept(state: State, slots: Ints) -> Ints:
     """Move the rows that the sequences of these computed requests keep to new stored nodes.
 
     There must be room for the numbers. Returns [2, requests] the first stored node of each, and its first subgraph.
@@ -262,7 +261,7 @@ def store_kept(state: State, slots: Nodes) -> Nodes:
 
 
 @compiled
-def free(addresses: Nodes, places: Nodes) -> None:
+def free(addresses: Ints, places: Ints) -> None:
     """Give back stored nodes and the rows that they have. places: [stored, 3] first node, first subgraph, and count."""
     state = state_at(addresses)
     owners, num_owners = np.empty(places[:, 2].sum(), np.int64), 0
@@ -279,14 +278,14 @@ def free(addresses: Nodes, places: Nodes) -> None:
 
 
 @compiled
-def settle(of_nodes: Nodes, of_subgraphs: Nodes, base: int, first: int, types: Nodes, rows: Nodes) -> None:
+def settle(of_nodes: Ints, of_subgraphs: Ints, base: int, first: int, types: Ints, rows: Ints) -> None:
     """Make stored nodes from `base` on, with subgraphs from `first` on, of these types and with these rows."""
     for i in range(len(types)):
         _store(of_nodes, of_subgraphs, base + i, first + i, types[i], rows[i])
 
 
 @compiled
-def _store(of_nodes: Nodes, of_subgraphs: Nodes, node: int, subgraph: int, type_id: int, row: int) -> None:
+def _store(of_nodes: Ints, of_subgraphs: Ints, node: int, subgraph: int, type_id: int, row: int) -> None:
     """Write the columns of a stored node, a subgraph of its own.
 
     Its uses are 1: the sequence itself reads it. So no other node takes over its row.

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType, TypeId
@@ -56,8 +56,7 @@ from batchmaker.scheduler.rows import RowPool, Tables
 from batchmaker.scheduler.sequence_store import KeptLists, SequenceStore, StoredNodes
 from batchmaker.scheduler.watched import WatchedRequests
 
-Nodes = NDArray[np.int64]
-NO_NODES: Final[Nodes] = np.empty(0, np.int64)
+NO_NODES: Final[Ints] = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -81,7 +80,7 @@ class ChunkNodes:
 
     sequence: SequenceId
     stored: StoredNodes | None
-    kept: Nodes
+    kept: Ints
 
 
 @dataclass(slots=True)
@@ -104,12 +103,12 @@ class Attached:
 class TaskEntry:
     """One task on a worker. steps: see `packed`. num_finished: number of finished steps."""
 
-    steps: Nodes
+    steps: Ints
     run: RunTask
     num_finished: int = 0
 
     @property
-    def unfinished(self) -> Nodes:
+    def unfinished(self) -> Ints:
         """The nodes of the steps that have not finished."""
         return self.run.nodes[self.run.begin_of(self.num_finished) :]
 
@@ -222,7 +221,7 @@ class SchedulerState:
                 if mine is not None:
                     mine.num_users += 1
 
-    def keep(self, keeping: Sequence[tuple[int, Nodes]]) -> None:
+    def keep(self, keeping: Sequence[tuple[int, Ints]]) -> None:
         """Let the sequences of requests keep nodes after them: of each its slot, and nodes as in `ChunkNodes.kept`."""
         chunks, lists = self.chunks, self._kept_lists
         for slot, kept in keeping:
@@ -302,7 +301,7 @@ class SchedulerState:
             numbers.add(extent)
         return numbers
 
-    def numbers_of(self, slot: int, local: Nodes) -> Nodes:
+    def numbers_of(self, slot: int, local: Ints) -> Ints:
         """Return the node numbers of local nodes; InvariantError if the request has no nodes yet."""
         numbers = self.known_numbers(slot)
         if numbers is None:
@@ -362,7 +361,7 @@ class SchedulerState:
         arena = self.arena
         order_again(arena.nodes, arena.subgraphs, arena.requests, arena.types, arena.queue)
 
-    def free_rows(self, nodes: Nodes) -> None:
+    def free_rows(self, nodes: Ints) -> None:
         """Free the rows of these nodes. The nodes are distinct, and each has a row."""
         arena = self.arena
         free_rows(arena.nodes, arena.subgraphs, arena.types, arena.pools, arena.free_rows, nodes)
@@ -376,7 +375,7 @@ class SchedulerState:
         late_edges = [(node, fed) for edges in late for node, consumers in edges.items() for fed in consumers]
         return FrontierCounts(self.arena.spans_of(living), late_edges, self._on_workers())
 
-    def num_submitted(self, slots: Sequence[int]) -> Nodes:
+    def num_submitted(self, slots: Sequence[int]) -> Ints:
         """Return how many nodes of each type of these requests were submitted: [requests, types].
 
         No value may end a run of theirs. Takes time in proportion to what is in flight.
@@ -393,7 +392,7 @@ class SchedulerState:
         )
         return counts
 
-    def num_begun(self, slots: Sequence[int]) -> Nodes:
+    def num_begun(self, slots: Sequence[int]) -> Ints:
         """Return how many nodes of each type these requests have got since they began: [requests, types]."""
         arena = self.arena
         counts = np.zeros((len(slots), len(self.types)), np.int64)
@@ -403,11 +402,11 @@ class SchedulerState:
                 np.add.at(counts[row], arena.type[arena.subgraph[nodes]], 1)
         return counts
 
-    def _on_workers(self) -> Nodes:
+    def _on_workers(self) -> Ints:
         """Return the nodes of steps that have not finished."""
         return np.concatenate((NO_NODES, *(task.unfinished for task in self.tasks.values())))
 
-    def submitted(self, type_id: TypeId, nodes: Nodes) -> None:
+    def submitted(self, type_id: TypeId, nodes: Ints) -> None:
         """Note that these nodes of one type are on a worker. Called only if `observed`."""
         if self.frontiers is not None and self.frontiers.kept:
             self.frontiers.submitted(type_id, nodes)
@@ -416,7 +415,7 @@ class SchedulerState:
         if self.depths is not None:
             self.depths.submitted(self.arena.request[nodes], type_id, nodes)
 
-    def stopped(self, type_id: TypeId, nodes: Nodes, ends: Nodes, submitted: Nodes) -> None:
+    def stopped(self, type_id: TypeId, nodes: Ints, ends: Ints, submitted: Ints) -> None:
         """Note that runs ended early, after these nodes. ends: [runs] one past the last node of each run.
 
         submitted: the nodes of the task, of which some follow the end of a run and did not run.

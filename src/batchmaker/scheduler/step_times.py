@@ -8,11 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Floats
 from batchmaker.compiled import compiled
-
-Times = NDArray[np.float64]
 
 WEIGHT: Final = 0.2
 """Weight of the newest report in the mean of a size."""
@@ -22,7 +20,7 @@ MOST: Final = 4.0
 
 @compiled
 def learn_steps(
-    seconds: Times, known_s: Times, type_id: int, most: int, num_steps: int, num_rows: int, busy_s: float
+    seconds: Floats, known_s: Floats, type_id: int, most: int, num_steps: int, num_rows: int, busy_s: float
 ) -> None:
     """Note that `num_steps` steps of a type with `num_rows` rows in all took `busy_s` seconds.
 

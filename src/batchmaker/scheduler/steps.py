@@ -9,12 +9,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_within, number
-from batchmaker.scheduler.queues import Keys
-
-Ids = NDArray[np.int64]
 
 # First rows of `Steps.at`: facts about each position. The tables and rows of inputs follow.
 AT_NODE, AT_SUBGRAPH, AT_LANE = map(number, range(3))
@@ -107,19 +104,19 @@ class Steps(NamedTuple):
     rows_wanted: int
     rows_needed: int
     largest: int
-    ends: Ids
-    flags: Ids
-    at: Ids
-    done: Ids
-    entering: Ids
-    moves: Ids
-    left: Ids
-    kept: Ids
-    members: Ids
-    marks: Ids
+    ends: Ints
+    flags: Ints
+    at: Ints
+    done: Ints
+    entering: Ints
+    moves: Ints
+    left: Ints
+    kept: Ints
+    members: Ints
+    marks: Ints
     all_marks: int
     num_used: int
-    ready: Keys
+    ready: Ints
     num_free: int
 
 
@@ -135,7 +132,7 @@ HEADER: Final = number(FIRST_PART + 3 * PARTS)
 
 
 @compiled_within
-def _add(task: Ids, part: int, values: Ids, end: int) -> int:
+def _add(task: Ints, part: int, values: Ints, end: int) -> int:
     """Write a part [rows, columns] from `end` on; return where it ends."""
     rows, columns = values.shape
     at = FIRST_PART + 3 * part
@@ -148,7 +145,7 @@ def _add(task: Ids, part: int, values: Ids, end: int) -> int:
 
 
 @compiled_within
-def _add_row(task: Ids, part: int, values: Ids, end: int) -> int:
+def _add_row(task: Ints, part: int, values: Ints, end: int) -> int:
     """As `_add`, for a part of one row."""
     at = FIRST_PART + 3 * part
     task[at], task[at + 1], task[at + 2] = end, 1, len(values)
@@ -159,7 +156,7 @@ def _add_row(task: Ids, part: int, values: Ids, end: int) -> int:
 
 
 @compiled_within
-def packed(steps: Steps, type_id: int, worker: int) -> Ids:
+def packed(steps: Steps, type_id: int, worker: int) -> Ints:
     """Return all that is known of a task but for `ready` as one array, which crosses to Python in less time."""
     rows, num_moves = steps.at.shape[0], steps.moves.shape[1]
     num_kept, num_left = steps.kept.shape[1], steps.left.shape[1]
@@ -187,7 +184,7 @@ def packed(steps: Steps, type_id: int, worker: int) -> Ids:
 
 
 @compiled_within
-def without_steps(type_id: int, worker: int, lanes_wanted: int) -> Ids:
+def without_steps(type_id: int, worker: int, lanes_wanted: int) -> Ints:
     """Return a task that has no steps."""
     task = np.zeros(HEADER, np.int64)
     task[OF_TYPE], task[ON_WORKER], task[LANES_WANTED] = type_id, worker, lanes_wanted
@@ -195,7 +192,7 @@ def without_steps(type_id: int, worker: int, lanes_wanted: int) -> Ids:
 
 
 @compiled_within
-def part_of(task: Ids, part: int, row: int) -> Ids:
+def part_of(task: Ints, part: int, row: int) -> Ints:
     """Return a row of a part of a packed task."""
     at = FIRST_PART + 3 * part
     begin = task[at] + row * task[at + 2]
@@ -203,7 +200,7 @@ def part_of(task: Ids, part: int, row: int) -> Ids:
 
 
 @compiled
-def marked(marks: Ids, output: int) -> Ids:
+def marked(marks: Ints, output: int) -> Ints:
     """Return the positions at which this output goes to the host. marks: [positions] bits of outputs."""
     positions = np.empty(len(marks), np.int64)
     count = 0

@@ -17,9 +17,9 @@ from numba import types as _types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled_inline, compiled_within, config
 
-Ids = NDArray[np.int64]
 carray: Any = _carray
 types: Any = _types
 _made: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic
@@ -46,38 +46,38 @@ class State(NamedTuple):
     - rules: [RULES] how tasks are formed. budget_s: [1, 1] see CellPolicy.
     """
 
-    nodes: Ids
-    subgraphs: Ids
-    consumer: Ids
-    source: Ids
-    source_table: Ids
-    requests: Ids
-    extents: Ids
-    types: Ids
-    ports: Ids
+    nodes: Ints
+    subgraphs: Ints
+    consumer: Ints
+    source: Ints
+    source_table: Ints
+    requests: Ints
+    extents: Ints
+    types: Ints
+    ports: Ints
     seconds: NDArray[np.float64]
-    queue: Ids
-    pools: Ids
-    free_rows: Ids
+    queue: Ints
+    pools: Ints
+    free_rows: Ints
     is_host: NDArray[np.bool_]
-    workers: Ids
-    lanes: Ids
-    occupant: Ids
-    lane_tables: Ids
-    free: Ids
-    counts: Ids
-    depth_of: Ids
-    rules: Ids
+    workers: Ints
+    lanes: Ints
+    occupant: Ints
+    lane_tables: Ints
+    free: Ints
+    counts: Ints
+    depth_of: Ints
+    rules: Ints
     budget_s: NDArray[np.float64]
     known_s: NDArray[np.float64]
-    reach: Ids
-    keeps: Ids
+    reach: Ints
+    keeps: Ints
 
 
 MOST_AXES: Final = 3
 
 
-def addresses_of(tables: Sequence[NDArray[Any]]) -> Ids:
+def addresses_of(tables: Sequence[NDArray[Any]]) -> Ints:
     """Return where tables are: [tables, 1 + MOST_AXES] the address of each, and its shape."""
     return np.array([[t.ctypes.data, *t.shape, *[0] * (MOST_AXES - t.ndim)] for t in tables], np.int64)
 
@@ -102,33 +102,33 @@ def _as_pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 @compiled_inline
-def row_at(a: Ids, k: int) -> Ids:
+def row_at(a: Ints, k: int) -> Ints:
     """Return table k, which has one axis."""
-    found: Ids = carray(_int64_pointer(a[k, 0]), (a[k, 1],))
+    found: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 1],))
     return found
 
 
 @compiled_inline
-def table_at(a: Ids, k: int) -> Ids:
+def table_at(a: Ints, k: int) -> Ints:
     """Return table k, which has two axes."""
-    found: Ids = carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2]))
+    found: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2]))
     return found
 
 
 @compiled_inline
-def _block_at(a: Ids, k: int) -> Ids:
-    found: Ids = carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2], a[k, 3]))
+def _block_at(a: Ints, k: int) -> Ints:
+    found: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2], a[k, 3]))
     return found
 
 
 @compiled_inline
-def _floats_at(a: Ids, k: int) -> NDArray[np.float64]:
+def _floats_at(a: Ints, k: int) -> NDArray[np.float64]:
     found: NDArray[np.float64] = carray(_float64_pointer(a[k, 0]), (a[k, 1], a[k, 2]))
     return found
 
 
 @compiled_inline
-def _flags_at(a: Ids, k: int) -> NDArray[np.bool_]:
+def _flags_at(a: Ints, k: int) -> NDArray[np.bool_]:
     found: NDArray[np.bool_] = carray(_bool_pointer(a[k, 0]), (a[k, 1],))
     return found
 
@@ -136,7 +136,7 @@ def _flags_at(a: Ids, k: int) -> NDArray[np.bool_]:
 if config.DISABLE_JIT:  # the same without a compiler
     import ctypes
 
-    def _array_at(a: Ids, k: int, num_axes: int, dtype: Any = np.int64) -> NDArray[Any]:
+    def _array_at(a: Ints, k: int, num_axes: int, dtype: Any = np.int64) -> NDArray[Any]:
         address, *axes = a[k, : 1 + num_axes].tolist()
         size = int(np.prod(axes)) * np.dtype(dtype).itemsize
         return np.frombuffer((ctypes.c_byte * size).from_address(address) if size else b"", dtype).reshape(axes)
@@ -147,7 +147,7 @@ if config.DISABLE_JIT:  # the same without a compiler
 
 
 @compiled_within
-def state_at(a: Ids) -> State:
+def state_at(a: Ints) -> State:
     """Return the tables at these addresses; see `addresses_of`."""
     return State(
         table_at(a, 0), table_at(a, 1), row_at(a, 2), table_at(a, 3), table_at(a, 4), table_at(a, 5), table_at(a, 6),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Flags, Ints
 from batchmaker.compiled import compiled, compiled_unlocked, compiled_within, number
 from batchmaker.policies.ageing import note_ran
 from batchmaker.scheduler.arrive import arrive
@@ -30,9 +30,6 @@ from batchmaker.scheduler.retire import NUM_DONE, NUM_OVER, RETIRED, retire
 from batchmaker.scheduler.steps import HEADER, LANES_WANTED, NUM_STEPS, ROWS_WANTED
 from batchmaker.scheduler.tables import State, state_at
 
-Ids = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-
 NUM_BEGUN, NEXT_WORKER, AT_TYPE, BY_AGE, NUM_TYPES, DECIDED, TURN = map(number, range(int(RETIRED), int(RETIRED) + 7))
 """What `turn` returns begins with the counts of `retire`, and then
 
@@ -50,8 +47,8 @@ FIRST_TYPE: Final = number(0)
 
 @compiled
 def form_next(
-    addresses: Ids, worker: int, given: Ids, at: int, by_age: bool, may_ask: bool
-) -> tuple[Ids, Ids, int, bool]:
+    addresses: Ints, worker: int, given: Ints, at: int, by_age: bool, may_ask: bool
+) -> tuple[Ints, Ints, int, bool]:
     """Choose a type and form a task of it for a worker; see `form`.
 
     given: see `choose`. at: NOWHERE; or, where a task has lacked room, its place in `given`, which is the order in
@@ -97,8 +94,8 @@ def _may_get(state: State, worker: int) -> bool:
 
 @compiled_within
 def _give(
-    addresses: Ids, worker: int, until: int, given: Ids, at: int, by_age: bool, may_ask: bool
-) -> tuple[Ids, Ids, Ids]:
+    addresses: Ints, worker: int, until: int, given: Ints, at: int, by_age: bool, may_ask: bool
+) -> tuple[Ints, Ints, Ints]:
     """Form a task for the first of some workers that may get one and has work; see `turn`. None if the policy must be
     asked first for which type, and no order is given.
 
@@ -128,7 +125,7 @@ def _give(
 
 
 @compiled_within
-def _packed(retired: Ids, num_begun: int, places: Ids, said: Ids, order: Ids) -> Ids:
+def _packed(retired: Ints, num_begun: int, places: Ints, said: Ints, order: Ints) -> Ints:
     """Return what has happened; see `TURN`."""
     num_types = said[NUM_TYPES - NEXT_WORKER]
     result = np.empty(TURN + len(retired) - RETIRED + 2 * num_begun + num_types, np.int64)
@@ -144,9 +141,9 @@ def _packed(retired: Ids, num_begun: int, places: Ids, said: Ids, order: Ids) ->
 
 @compiled_unlocked
 def turn(
-    addresses: Ids, forms: Ids, task: Ids, first: int, end: int, stopped: Flags, answer: bool, busy_s: float,
-    arrived: Ids, worker: int, until: int, given: Ids, at: int, by_age: bool, may_ask: bool,
-) -> tuple[Ids, Ids]:  # fmt: skip
+    addresses: Ints, forms: Ints, task: Ints, first: int, end: int, stopped: Flags, answer: bool, busy_s: float,
+    arrived: Ints, worker: int, until: int, given: Ints, at: int, by_age: bool, may_ask: bool,
+) -> tuple[Ints, Ints]:  # fmt: skip
     """Retire steps, let requests begin, and form a task for the first of some workers that may get one and has work.
 
     - task, first, end, stopped, answer, busy_s: see `retire`; nothing is retired if first is `end`.
@@ -170,9 +167,9 @@ def turn(
 
 @compiled_unlocked
 def turn_by_values(
-    addresses: Ids, patterns: Ids, machine: Ids, task: Ids, first: int, end: int, stopped: Flags, busy_s: float,
-    worker: int, until: int, given: Ids, at: int, by_age: bool, may_ask: bool,
-) -> tuple[Ids, Ids]:  # fmt: skip
+    addresses: Ints, patterns: Ints, machine: Ints, task: Ints, first: int, end: int, stopped: Flags, busy_s: float,
+    worker: int, until: int, given: Ints, at: int, by_age: bool, may_ask: bool,
+) -> tuple[Ints, Ints]:  # fmt: skip
     """As `turn`, where some requests decide by values: what follows from those that have come is begun in between.
 
     patterns, machine: see `decide`. If there is something for Python to do first (see DECIDED), no task is formed.

@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.regions import repeats
 from batchmaker.graph.work import work_of
 from batchmaker.policies.requests import RequestKinds, RequestTable
 from batchmaker.scheduler.events import RequestArrived
-
-Nodes = NDArray[np.int64]
 
 
 @final
@@ -36,7 +34,7 @@ class WatchedRequests:
     __slots__ = ("_began_s", "_num_begun", "_num_requests", "_num_submitted", "_table", "_unseen", "counts", "is_kept")
 
     def __init__(
-        self, num_submitted: Callable[[Sequence[int]], Nodes], num_begun: Callable[[Sequence[int]], Nodes]
+        self, num_submitted: Callable[[Sequence[int]], Ints], num_begun: Callable[[Sequence[int]], Ints]
     ) -> None:
         self._num_submitted, self._num_begun = num_submitted, num_begun
         self._table = RequestTable()
@@ -127,7 +125,7 @@ class WatchedRequests:
         for run in graph.runs:
             table.note_run(run.type_id, may_stop=run.open_ended)
 
-    def begun(self, slots: Nodes, graphs: Sequence[CellGraph]) -> None:
+    def begun(self, slots: Ints, graphs: Sequence[CellGraph]) -> None:
         """Note that requests have got one more of these graphs each, as values decided."""
         if not self.is_kept:
             return
@@ -144,14 +142,14 @@ class WatchedRequests:
         if self.is_kept:
             self._table.open[list(slots)] = False
 
-    def submitted(self, slots: Nodes, type_id: int) -> None:
+    def submitted(self, slots: Ints, type_id: int) -> None:
         """Note that one node of this type of each of these requests is on a worker; slots may repeat.
 
         Called only while it `counts`.
         """
         self._table.submitted(slots, type_id)
 
-    def stopped(self, slots: Nodes, type_id: int, counts: Nodes, ahead: Nodes) -> None:
+    def stopped(self, slots: Ints, type_id: int, counts: Ints, ahead: Ints) -> None:
         """Note that runs of these requests ended early: `counts` nodes of the type are not computed.
 
         ahead: how many of these were submitted, and did not run.

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, final
 
 from batchmaker import policies
+from batchmaker.arrays import Floats
 from batchmaker.cost.profile import CostProfile
 from batchmaker.engine.setup import wants_costs
 from batchmaker.lab.simulator.report import summarise
 from batchmaker.lab.simulator.run import SimulatedDevice, simulate
-from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest, Times
+from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 
 Result = dict[str, Any]
@@ -37,7 +38,7 @@ class Study:
     profile: CostProfile
     slas_s: tuple[float, ...]
     requests: Mapping[int, Sequence[SimulatedRequest]]
-    arrivals: dict[tuple[float, int], Times]
+    arrivals: dict[tuple[float, int], Floats]
     give_up_late: bool
     about: dict[str, Any]
 

@@ -17,12 +17,10 @@ from typing import Any, Final
 import numpy as np
 from numba import config, types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled_arithmetic
 from batchmaker.kernels.pointwise import sigmoid, tanh
-
-Words = NDArray[np.int64]
 
 ADD: Final = 0
 """a + b. The other codes are described in the same way, as the value written to the first operand of an instruction."""
@@ -181,12 +179,12 @@ def _work_seldom(code: int, d: int, a: int, b: int, count: int) -> None:
 
 
 @compiled_arithmetic
-def _address(slots: Words, bases: Words, slot: int, row: int, column: int) -> int:
+def _address(slots: Ints, bases: Ints, slot: int, row: int, column: int) -> int:
     return bases[slots[slot, 0]] + slots[slot, 1] + row * slots[slot, 2] + column * slots[slot, 3]  # type: ignore[no-any-return]
 
 
 @compiled_arithmetic
-def interpret(program: Words, slots: Words, bases: Words, registers: int, rows: int, width: int) -> None:
+def interpret(program: Ints, slots: Ints, bases: Ints, registers: int, rows: int, width: int) -> None:
     """Run a program on rows of `width` numbers.
 
     program: [instructions, 5], code, slot of the result, slots of a, b and c. slots: [slots, 4], the base (the last is

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
+from batchmaker.arrays import Ints
 from batchmaker.compile.passes import interpreter as machine
 from batchmaker.compile.passes.nodes import width_of
 
@@ -99,7 +100,7 @@ class Pass:
         return len(self._program)
 
     @property
-    def for_machine(self) -> tuple[machine.Words, machine.Words, int, int] | None:
+    def for_machine(self) -> tuple[Ints, Ints, int, int] | None:
         """The program, its slots, and how many values it reads and returns; None but for float32.
 
         Slots refer to the values that are read, then those that are returned, zero, and the registers. They hold

@@ -13,9 +13,9 @@ from typing import Final, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.arrays import Ints
 from batchmaker.compile.recurrent_cells import C, H, Recurrence
 from batchmaker.compiled import int64s
 from batchmaker.executor.cuda.blocks import Blocks
@@ -26,12 +26,10 @@ from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import described
 from batchmaker.executor.cuda.tables import DeviceTables
 from batchmaker.kernels.layer import CallBuffers
-from batchmaker.scheduler.commands import Rows, RunTask
+from batchmaker.scheduler.commands import RunTask
 
 MOST_STEPS: Final = 8
 """The most steps of a task that runs in one launch. BatchMaker's MaxTasksToSubmit is 5."""
-
-Addresses = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class PlannedTask:
     every_c: bool
 
     @property
-    def places(self) -> Rows:
+    def places(self) -> Ints:
         """The row of each position of the task in buffers of all steps, [rows * MOST_STEPS, ...]."""
         return self.chains.row * MOST_STEPS + self.chains.number
 
@@ -217,7 +215,7 @@ class TaskProgram:
 
     def _keeps_last(self, chains: Chains, task: RunTask) -> bool:
         """Whether a task keeps and fetches c only of the last steps of its chains."""
-        wanted: list[Rows | slice] = [each.positions for each in task.fetches if self._cell.outputs[each.output] == C]
+        wanted: list[Ints | slice] = [each.positions for each in task.fetches if self._cell.outputs[each.output] == C]
         if task.keep is not None:
             wanted.append(slice(None) if task.keep.positions is None else task.keep.positions)
         return all(map(chains.is_last, wanted))
@@ -226,7 +224,7 @@ class TaskProgram:
         outputs = self._cell.outputs
         return _Layout(rows, len(self._cell.state), outputs.count(H), outputs.count(C), every_c)
 
-    def _column(self, words: Addresses, planned: PlannedTask, output: int, kind: int) -> tuple[Rows, Addresses]:
+    def _column(self, words: Ints, planned: PlannedTask, output: int, kind: int) -> tuple[Ints, Ints]:
         """Return the places of a task's positions in a column of targets, and the column. kind: 0 kept, 1 fetched.
 
         words: of the block's body.

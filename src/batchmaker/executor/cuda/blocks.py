@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 from batchmaker.executor.cuda.device import HEADER_WORDS
 from batchmaker.executor.cuda.place import Place
-
-Int64s = NDArray[np.int64]
 
 
 @final
@@ -35,13 +33,13 @@ class Blocks:
         extra_at = stamps_at + 16 * count
         extra_at += -extra_at % 16
         self.memory = place.take(extra_at + extra_bytes)
-        self.words: Int64s = self.memory[:stamps_at].view(np.int64)
+        self.words: Ints = self.memory[:stamps_at].view(np.int64)
         self.words[:] = 0
-        self.stamps: Int64s = self.memory[stamps_at : stamps_at + 16 * count].view(np.int64).reshape(count, 2)
+        self.stamps: Ints = self.memory[stamps_at : stamps_at + 16 * count].view(np.int64).reshape(count, 2)
         self.extra = self.memory[extra_at:]
         self._place = place
         self._starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-        self.body: Int64s = self._starts + HEADER_WORDS
+        self.body: Ints = self._starts + HEADER_WORDS
         self._base = place.room_for_blocks(num_words)
         self.words[self._starts[:-1] + 4] = self._base + 8 * self._starts[1:]
 
@@ -59,7 +57,7 @@ class Blocks:
         self.words[starts + 2] = begins + 8
         self.words[starts + 3] = self._place.counter_address
 
-    def body_of(self, launch: int) -> Int64s:
+    def body_of(self, launch: int) -> Ints:
         """Return the words of a block after its header."""
         end = len(self.words) if launch + 1 == len(self._starts) else int(self._starts[launch + 1])
         return self.words[int(self.body[launch]) : end]
@@ -74,7 +72,7 @@ class Blocks:
 
 
 @compiled
-def put_rows(words: Int64s, at: Int64s, stride: Int64s, column: int, rows: Int64s, base: int, row_bytes: int) -> None:
+def put_rows(words: Ints, at: Ints, stride: Ints, column: int, rows: Ints, base: int, row_bytes: int) -> None:
     """Write the addresses of rows of one buffer into a column of blocks.
 
     at: [n] for each row, its word in the first column. stride: [n] words from one column to the next there.
@@ -85,8 +83,8 @@ def put_rows(words: Int64s, at: Int64s, stride: Int64s, column: int, rows: Int64
 
 @compiled
 def put_sources(
-    words: Int64s, at: Int64s, stride: Int64s, column: int, tables: Int64s, rows: Int64s, bases: Int64s,
-    row_bytes: Int64s,
+    words: Ints, at: Ints, stride: Ints, column: int, tables: Ints, rows: Ints, bases: Ints,
+    row_bytes: Ints,
 ) -> None:  # fmt: skip
     """As put_rows, for rows of tables. tables, rows: [n]. bases, row_bytes: [tables], both 0 for the zero table."""
     for i in range(len(at)):

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, int64s
-from batchmaker.scheduler.commands import Rows, RunTask
+from batchmaker.scheduler.commands import RunTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +20,15 @@ class Chains:
     lane, lane_row: the lanes that hold a state after the task, and the row of each.
     """
 
-    length: Rows
-    row: Rows
-    number: Rows
-    begin_tables: Rows
-    begin_rows: Rows
-    lane: Rows
-    lane_row: Rows
+    length: Ints
+    row: Ints
+    number: Ints
+    begin_tables: Ints
+    begin_rows: Ints
+    lane: Ints
+    lane_row: Ints
 
-    def is_last(self, positions: Rows | slice) -> bool:
+    def is_last(self, positions: Ints | slice) -> bool:
         """Whether these positions are the last steps of their chains in the task."""
         return bool((self.number[positions] + 1 == self.length[self.row[positions]]).all())
 
@@ -69,8 +70,8 @@ def chains_of(task: RunTask) -> Chains | None:
 
 @compiled
 def _follow(
-    ends: Rows, rows: Rows, tables: Rows, move_at: Rows, move_tables: Rows, move_rows: Rows, kept_tables: Rows,
-    kept: Rows, owner: Rows, written: Rows, chain: Rows, number: Rows, done: Rows, begin_tables: Rows, begin_rows: Rows,
+    ends: Ints, rows: Ints, tables: Ints, move_at: Ints, move_tables: Ints, move_rows: Ints, kept_tables: Ints,
+    kept: Ints, owner: Ints, written: Ints, chain: Ints, number: Ints, done: Ints, begin_tables: Ints, begin_rows: Ints,
 ) -> int:  # fmt: skip
     """Follow which chain's state each lane holds, step by step. Returns the number of chains, -1 if chains_of refuses.
 

@@ -30,8 +30,6 @@ from batchmaker.executor.task_loop import MAX_HOISTED_ROWS
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, RowSource, RunTask, TableId
 
-Addresses = NDArray[np.int64]
-
 
 @dataclass(slots=True)
 class _Submitted:

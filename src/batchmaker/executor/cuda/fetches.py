@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchmaker.arrays import Ints
 from batchmaker.executor.cuda.blocks import Blocks
 from batchmaker.executor.cuda.tables import row_bytes
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.scheduler.commands import FetchOutput, Rows, within
+from batchmaker.scheduler.commands import FetchOutput, within
 
 
 @final
@@ -27,14 +28,14 @@ class Fetched:
 
     output: int
     first: int
-    positions: Rows
+    positions: Ints
     spec: ValueSpec
 
     def base(self, blocks: Blocks) -> int:
         """Return the host address of the first row."""
         return int(blocks.extra.ctypes.data) + self.first
 
-    def addresses(self, blocks: Blocks) -> Rows:
+    def addresses(self, blocks: Blocks) -> Ints:
         """Return the host address of each row, [count]."""
         return self.base(blocks) + row_bytes(self.spec) * np.arange(len(self.positions))
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import int64s
 from batchmaker.executor.cuda.blocks import Blocks, put_rows, put_sources
 from batchmaker.executor.cuda.cells import DeviceCells, HoistedRows
@@ -19,8 +19,6 @@ from batchmaker.executor.cuda.program import FETCH, KEEP, LANE, TARGETS_OF_STEP,
 from batchmaker.executor.cuda.tables import DeviceTables, row_bytes
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.commands import RunTask
-
-Int64s = NDArray[np.int64]
 
 
 @final
@@ -91,7 +89,7 @@ class SteppedTask:
             rows, size = np.arange(len(found.positions)), row_bytes(found.spec)
             self._put_targets(found.positions, found.output, FETCH, rows, found.base(self.blocks), size)
 
-    def _fill_chains(self, tables: DeviceTables, bases: Int64s) -> None:
+    def _fill_chains(self, tables: DeviceTables, bases: Ints) -> None:
         """Write the addresses of what is only in steps of chains: of hoisted values, and of the state and its lanes."""
         task, lanes, chained = self._task, self._task.lanes, self._chained
         assert lanes is not None
@@ -113,18 +111,18 @@ class SteppedTask:
                 lanes.move_at, num_given + state, lanes.move_tables[state], lanes.move_rows[state], tables, bases
             )
 
-    def _chosen(self, values: Int64s) -> Int64s:
+    def _chosen(self, values: Ints) -> Ints:
         """Return the values [..., positions] of the positions in chains."""
         return values if len(self._chained) == values.shape[-1] else values[..., self._chained]
 
-    def _put_targets(self, positions: Int64s, output: int, kind: int, rows: Int64s, base: int, size: int) -> None:
+    def _put_targets(self, positions: Ints, output: int, kind: int, rows: Ints, base: int, size: int) -> None:
         self._put(self._targets, positions, output * TARGETS_OF_STEP + kind, rows, base, size)
 
-    def _put(self, at: Int64s, positions: Int64s, column: int, rows: Int64s, base: int, size: int) -> None:
+    def _put(self, at: Ints, positions: Ints, column: int, rows: Ints, base: int, size: int) -> None:
         put_rows(self.blocks.words, at[positions], self._stride[positions], column, int64s(rows), int(base), int(size))
 
     def _put_sources(
-        self, positions: Int64s, column: int, tables: Int64s, rows: Int64s, known: DeviceTables, bases: Int64s
+        self, positions: Ints, column: int, tables: Ints, rows: Ints, known: DeviceTables, bases: Ints
     ) -> None:
         put_sources(
             self.blocks.words, self._inputs[positions], self._stride[positions], column, int64s(tables), int64s(rows),
@@ -132,7 +130,7 @@ class SteppedTask:
         )  # fmt: skip
 
 
-def chained_positions(task: RunTask) -> Int64s:
+def chained_positions(task: RunTask) -> Ints:
     """Return the positions of a task in steps of chains, ascending."""
     if task.lanes is None:
         return np.zeros(0, np.int64)
@@ -142,8 +140,8 @@ def chained_positions(task: RunTask) -> Int64s:
 
 
 def fill_hoisted(
-    blocks: Blocks, hoisted: HoistedRows, place: Place, tables: DeviceTables, source_tables: Int64s,
-    source_rows: Int64s, rows: Int64s,
+    blocks: Blocks, hoisted: HoistedRows, place: Place, tables: DeviceTables, source_tables: Ints,
+    source_rows: Ints, rows: Ints,
 ) -> None:  # fmt: skip
     """Write the addresses of the first blocks of a task, which compute its hoisted values.
 

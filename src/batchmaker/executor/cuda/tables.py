@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.arrays import Ints
 from batchmaker.compile.export import torch_dtype
 from batchmaker.compiled import compiled
 from batchmaker.errors import DeviceError
 from batchmaker.executor.cuda.place import Place
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, Rows, TableId
+from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, TableId
 
-Addresses = NDArray[np.int64]
 _ZERO: Final = int(ZERO_TABLE)
 
 
@@ -47,8 +47,8 @@ class DeviceTables:
         self._host: dict[TableId, Tensor] = {}
         self._parts: list[dict[TableId, Tensor]] = [{} for _ in places]
         self._holders: dict[TableId, NDArray[np.uint64]] = {}
-        self._bases: list[Addresses] = [np.zeros(1, np.int64) for _ in places]
-        self.row_bytes: Addresses = np.zeros(1, np.int64)
+        self._bases: list[Ints] = [np.zeros(1, np.int64) for _ in places]
+        self.row_bytes: Ints = np.zeros(1, np.int64)
 
     @property
     def num_bytes(self) -> int:
@@ -68,14 +68,14 @@ class DeviceTables:
                 fresh = np.zeros(command.num_rows - old, np.uint64)
                 self._holders[table] = np.concatenate((self._holders[table], fresh))
 
-    def write(self, table: TableId, rows: slice | Rows, values: Any) -> None:
+    def write(self, table: TableId, rows: slice | Ints, values: Any) -> None:
         """Write data of a request, [count, *shape], into rows that no submitted step reads."""
         if table not in self._host or len(self._host[table]) < self._num_rows[table]:
             self._grow_host(table)
         given = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
         self._host[table][rows] = given
 
-    def bases(self, place: Place, *used: Addresses) -> Addresses:
+    def bases(self, place: Place, *used: Ints) -> Ints:
         """Return the address of the first row of each table on a place, [tables].
 
         used: ids of tables, [n]; these have memory now. Only with one device is this all that there is to do.
@@ -86,7 +86,7 @@ class DeviceTables:
                 bases[table] = self._part(place, TableId(table)).data_ptr()
         return bases
 
-    def sources(self, place: Place, table: TableId, rows: Rows) -> Addresses:
+    def sources(self, place: Place, table: TableId, rows: Ints) -> Ints:
         """Return the addresses of these rows for a place; 0 for missing rows. Rows that it lacks are copied there."""
         size = row_bytes(self._specs[table])
         if table in self._host:
@@ -97,7 +97,7 @@ class DeviceTables:
             found[held == 0] = 0
         return found
 
-    def targets(self, place: Place, table: TableId, rows: Rows) -> Addresses:
+    def targets(self, place: Place, table: TableId, rows: Ints) -> Ints:
         """Return the addresses to which a place writes these rows. From its next step on it alone holds them."""
         if len(self._places) > 1:
             self._holders_of(table)[rows] = self._bit(place)
@@ -180,7 +180,7 @@ class DeviceTables:
         for bases in self._bases:
             bases[table] = new.data_ptr()
 
-    def _bring(self, place: Place, table: TableId, rows: Rows) -> NDArray[np.uint64]:
+    def _bring(self, place: Place, table: TableId, rows: Ints) -> NDArray[np.uint64]:
         """Copy to a place the rows that it lacks and others hold. Returns the holders of each row: a bit per place."""
         holders = self._holders_of(table)
         held, bit = holders[rows], self._bit(place)
@@ -199,13 +199,13 @@ class DeviceTables:
         return holders[rows]
 
 
-def _long_enough(values: Addresses, table: TableId) -> Addresses:
+def _long_enough(values: Ints, table: TableId) -> Ints:
     """Return the values, one for each table, with room for this one."""
     return values if table < len(values) else np.concatenate((values, np.zeros(table + 1, np.int64)))
 
 
 @compiled
-def _without_memory(tables: Addresses, bases: Addresses, row_bytes: Addresses) -> int:
+def _without_memory(tables: Ints, bases: Ints, row_bytes: Ints) -> int:
     """Return the first of these tables that has no address and needs one, the zero table if there is none.
 
     What is below the zero table is no table. Rows of no bytes have no address.

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.arrays import Flags, Float32s, Ints
 from batchmaker.kernels.cpu.greedy_steps import run_greedy
 from batchmaker.kernels.cpu.loop import LoopTask, RecurrentLoop
 from batchmaker.kernels.cpu.products import Products, library
-from batchmaker.kernels.cpu.steps import BLOCK, Flags
-from batchmaker.kernels.cpu.tile_steps import Floats, Ints
+from batchmaker.kernels.cpu.steps import BLOCK
 
 TOKEN: Final = 2
 """The part of the state that is the last chosen token; 0 is h, 1 is c."""
@@ -65,11 +65,11 @@ class GreedyLoop:
         self.outputs = outputs
         self._products = Products(scores.weights, library(), tiles=False)
         bias = torch.zeros(len(scores.weights)) if scores.bias is None else scores.bias.detach().float()
-        self._bias: Floats = bias.contiguous().numpy()
+        self._bias: Float32s = bias.contiguous().numpy()
         self._parts: Ints = np.array(outputs, np.int64)
         self._h, self._token = state.index(0), state.index(TOKEN)
         self._c = state.index(1) if 1 in state else self._h
-        self._rooms: list[Floats] = []
+        self._rooms: list[Float32s] = []
 
     def zeros(self, num_rows: int) -> tuple[NDArray[Any], ...]:
         """Return lanes of all parts of the state, in the order of the inputs."""

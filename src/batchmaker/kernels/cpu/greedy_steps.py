@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from batchmaker.arrays import Flags, Float32s, Ints
 from batchmaker.compiled import compiled_arithmetic, compiled_part
 from batchmaker.kernels.cpu.machine import call_with_number, int64_at, rounded, widened, zero_bytes
 from batchmaker.kernels.cpu.steps import (
@@ -22,7 +23,6 @@ from batchmaker.kernels.cpu.steps import (
     TILES,
     TOKEN,
     C,
-    Flags,
     GateRoom,
     H,
     Kept,
@@ -36,7 +36,7 @@ from batchmaker.kernels.cpu.steps import (
     note_kept,
     note_source,
 )
-from batchmaker.kernels.cpu.tile_steps import Floats, Ints, Rows, run_tiles
+from batchmaker.kernels.cpu.tile_steps import Rows, run_tiles
 
 Tests = tuple[Ints, Ints, Flags, Ints, Flags, Ints]
 """test_of, last_of and over by node, constants, is_constant and output_of by test, as in StopTests; all empty if no
@@ -44,7 +44,7 @@ loop ends at a value here."""
 
 
 @compiled_part
-def best(scores: Floats, b: int, bias: Floats, like: Any) -> int:
+def best(scores: Float32s, b: int, bias: Float32s, like: Any) -> int:
     """Return the index of the greatest scores[b] + bias, rounded to the type of `like`.
 
     It is the first such index, or that of a NaN.
@@ -141,7 +141,7 @@ def end_loops(first: int, last: int, nodes: Ints, places: Ints, said: Ints, test
 def run_greedy(
     kind: int, steps: tuple[Ints, Flags, Ints], nodes: Ints, px: Rows, state: tuple[Rows, Rows, Ints], tables: Ints,
     moves: Moves, said_moves: tuple[Ints, Ints], kept: Kept, copies: Ints, weights: Weights, room: GateRoom,
-    choice: tuple[Rows, Floats, Ints, int, Floats], places: Ints, tests: Tests, ended: tuple[Flags, Flags],
+    choice: tuple[Rows, Float32s, Ints, int, Float32s], places: Ints, tests: Tests, ended: tuple[Flags, Flags],
 ) -> bool:  # fmt: skip
     """Compute all steps of a task; False, with nothing written, if it must be computed step by step.
 

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.arrays import Flags, Float32s, Ints
 from batchmaker.compiled import is_compiled
 from batchmaker.kernels.cpu.products import Library, Products, bits, library
 from batchmaker.kernels.cpu.steps import (
     BLOCK,
     COPY_FIELDS,
-    Flags,
     GateRoom,
     Kept,
     LaneState,
@@ -28,7 +28,7 @@ from batchmaker.kernels.cpu.steps import (
     note_copy,
     run_steps,
 )
-from batchmaker.kernels.cpu.tile_steps import GRU, LSTM, RNN_RELU, RNN_TANH, Floats, Ints, Rows
+from batchmaker.kernels.cpu.tile_steps import GRU, LSTM, RNN_RELU, RNN_TANH, Rows
 from batchmaker.kernels.cpu.tiles import LANES
 
 Array = NDArray[Any]
@@ -146,8 +146,8 @@ class RecurrentLoop:
         self.products = Products(cell.weights, library() if functions is None else functions)
         self.plan = LoopPlan(np.full(BLOCK + 1, self.products.ways[-1], np.int64), np.zeros(1, np.bool_), ())
         bias = torch.zeros(self.width) if cell.bias is None else cell.bias.detach().float()
-        self.bias: Floats = bias.contiguous().numpy()
-        self._no_bias: Floats = np.zeros(self.width, np.float32)
+        self.bias: Float32s = bias.contiguous().numpy()
+        self._no_bias: Float32s = np.zeros(self.width, np.float32)
         self.table = None if cell.table is None else bits(cell.table.detach().contiguous())
         self._outputs: Ints = np.array(cell.outputs, np.int64)
         self._h, self._c = (cell.state.index(part) if part in cell.state else 0 for part in (0, 1))
@@ -260,7 +260,7 @@ class RecurrentLoop:
         """Return rows of state [num_rows, hidden]."""
         return np.zeros((num_rows, self.hidden), self.products.w.dtype)
 
-    def as_stored(self, values: Floats) -> Rows:
+    def as_stored(self, values: Float32s) -> Rows:
         """Return values in the cell's dtype."""
         return values if self.products.w.dtype == np.float32 else bits(torch.from_numpy(values).bfloat16())
 

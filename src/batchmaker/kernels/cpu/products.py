@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.arrays import Ints
 from batchmaker.kernels.cpu.steps import (
     BF16,
     BF16_GEMM,
@@ -31,7 +32,7 @@ from batchmaker.kernels.cpu.steps import (
     TILES,
     WEIGHTS,
 )
-from batchmaker.kernels.cpu.tile_steps import Ints, fits_tiles, tiled
+from batchmaker.kernels.cpu.tile_steps import fits_tiles, tiled
 
 _ROW_MAJOR, _PLAIN, _TRANSPOSED, _PACKED, _B_MATRIX = 101, 111, 112, 151, 162  # of cblas.h and mkl_cblas.h
 _PAGE: Final = 4096

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Flags, Float32s, Ints
 from batchmaker.compiled import compiled, compiled_arithmetic, compiled_part, number
 from batchmaker.kernels.cpu.machine import (
     call_gemm_bf16,
@@ -23,10 +23,8 @@ from batchmaker.kernels.cpu.machine import (
     widened,
     zero_bytes,
 )
-from batchmaker.kernels.cpu.tile_steps import GRU, LSTM, RNN_RELU, Floats, Ints, Rows, run_tiles
+from batchmaker.kernels.cpu.tile_steps import GRU, LSTM, RNN_RELU, Rows, run_tiles
 from batchmaker.kernels.pointwise import tanh
-
-Flags = NDArray[np.bool_]
 
 OWN, PACKED, BF16, TILED = map(number, range(4))
 """Ways to multiply: own loops, MKL's packed product, that of bfloat16 matrices, and tile by tile with the gates."""
@@ -63,11 +61,11 @@ Kept = tuple[Ints, Ints, Ints, Ints]
 """The positions whose outputs are kept, ascending, and the row of each; the table of each output that is kept, and the
 part of the state that it is."""
 
-Weights = tuple[Rows, Floats, Ints, Ints]
+Weights = tuple[Rows, Float32s, Ints, Ints]
 """The weights [hidden, gates * hidden]; the bias of their product; addresses; the way to multiply n rows, by n up to
 BLOCK."""
 
-GateRoom = tuple[Floats, Floats, Rows, Floats]
+GateRoom = tuple[Float32s, Float32s, Rows, Float32s]
 """Room for the gates of BLOCK rows; for their state or more in float32, and as stored; for the gates of one row."""
 
 
@@ -78,7 +76,7 @@ def half_tanh(x: Any) -> Any:
 
 
 @compiled_part
-def multiply_row(a: Floats, w: Rows, g: Floats, b: int) -> None:
+def multiply_row(a: Float32s, w: Rows, g: Float32s, b: int) -> None:
     """g[b] = a[b] @ w, eight rows of weights at a time."""
     depth, width = w.shape
     whole = depth - depth % 8
@@ -99,7 +97,7 @@ def multiply_row(a: Floats, w: Rows, g: Floats, b: int) -> None:
 
 
 @compiled_part
-def multiply_pair(a: Floats, w: Rows, g: Floats, b: int) -> None:
+def multiply_pair(a: Float32s, w: Rows, g: Float32s, b: int) -> None:
     """g[b] = a[b] @ w and the same for b + 1, reading the weights once, four rows at a time."""
     depth, width = w.shape
     whole = depth - depth % 4
@@ -118,7 +116,7 @@ def multiply_pair(a: Floats, w: Rows, g: Floats, b: int) -> None:
 
 
 @compiled_part
-def multiply(how: int, n: int, a: Floats, narrow: Rows, w: Rows, addresses: Ints, g: Floats) -> None:
+def multiply(how: int, n: int, a: Float32s, narrow: Rows, w: Rows, addresses: Ints, g: Float32s) -> None:
     """g[:n] = the states a[:n] (in bfloat16, narrow[:n]) @ the weights."""
     depth, width = w.shape
     if how == PACKED:
@@ -137,7 +135,7 @@ def multiply(how: int, n: int, a: Floats, narrow: Rows, w: Rows, addresses: Ints
 
 
 @compiled_part
-def finish_lstm(g: Floats, b: int, px: Rows, row: int, t: Floats, h: Rows, c: Rows, lane: int) -> None:
+def finish_lstm(g: Float32s, b: int, px: Rows, row: int, t: Float32s, h: Rows, c: Rows, lane: int) -> None:
     """Products of row b and projected inputs (i, f, o, 2g) -> h and c in their lane."""
     hidden = h.shape[1]
     half = np.float32(0.5)
@@ -152,7 +150,7 @@ def finish_lstm(g: Floats, b: int, px: Rows, row: int, t: Floats, h: Rows, c: Ro
 
 @compiled_part
 def finish_gru(
-    g: Floats, b: int, px: Rows, row: int, bias: Floats, before: Floats, t: Floats, h: Rows, lane: int
+    g: Float32s, b: int, px: Rows, row: int, bias: Float32s, before: Float32s, t: Float32s, h: Rows, lane: int
 ) -> None:
     """Products of row b, their bias, projected inputs (r, z, 2n) and h before -> h in its lane."""
     hidden = h.shape[1]
@@ -166,7 +164,7 @@ def finish_gru(
 
 
 @compiled_part
-def finish_rnn(relu: bool, g: Floats, b: int, px: Rows, row: int, h: Rows, lane: int) -> None:
+def finish_rnn(relu: bool, g: Float32s, b: int, px: Rows, row: int, h: Rows, lane: int) -> None:
     """Products of row b and projected inputs, doubled for tanh -> h in its lane."""
     if relu:
         for j in range(h.shape[1]):
@@ -179,8 +177,8 @@ def finish_rnn(relu: bool, g: Floats, b: int, px: Rows, row: int, h: Rows, lane:
 
 @compiled_part
 def finish(
-    kind: int, n: int, first: int, lanes: Ints, tokens: Ints, px: Rows, bias: Floats, g: Floats, before: Floats,
-    t: Floats, h: Rows, c: Rows,
+    kind: int, n: int, first: int, lanes: Ints, tokens: Ints, px: Rows, bias: Float32s, g: Float32s, before: Float32s,
+    t: Float32s, h: Rows, c: Rows,
 ) -> None:  # fmt: skip
     """Products of n positions from `first` on -> their new state in their lanes."""
     for b in range(n):
@@ -282,7 +280,7 @@ def hand_out(copies: Ints, last: int, lanes: Ints) -> None:
 
 
 @compiled_part
-def gather(how: int, n: int, lanes: Ints, first: int, h: Rows, a: Floats, narrow: Rows) -> None:
+def gather(how: int, n: int, lanes: Ints, first: int, h: Rows, a: Float32s, narrow: Rows) -> None:
     """Gather the states of n positions: in float32, and unchanged if bfloat16 is multiplied."""
     row_bytes = h.shape[1] * h.itemsize
     for b in range(n):
@@ -388,8 +386,8 @@ def begin_step(
 
 @compiled_arithmetic
 def end_step(
-    kind: int, first: int, last: int, lanes: Ints, tokens: Ints, px: Rows, state: LaneState, copies: Ints, bias: Floats,
-    made: Rows, room: GateRoom,
+    kind: int, first: int, last: int, lanes: Ints, tokens: Ints, px: Rows, state: LaneState, copies: Ints,
+    bias: Float32s, made: Rows, room: GateRoom,
 ) -> None:  # fmt: skip
     """Finish the step of positions first to last, whose products are the first rows of `made`."""
     h, c = state

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Float32s, Ints
 from batchmaker.compiled import compiled_part, number
 from batchmaker.kernels.cpu.tiles import (
     LANES,
@@ -18,8 +19,6 @@ from batchmaker.kernels.cpu.tiles import (
     prefetch,
 )
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
 Rows = NDArray[Any]
 """[n, width] float32, or int16 for bfloat16."""
 
@@ -73,7 +72,7 @@ def ask_for(px: Rows, row: int, tile: int, gates: int, near: int) -> None:
 
 @compiled_part
 def finish_tile(
-    kind: int, tile: int, sums: int, x: int, before: int, bias: Floats, h: int, c: int, stride: int, w: Rows
+    kind: int, tile: int, sums: int, x: int, before: int, bias: Float32s, h: int, c: int, stride: int, w: Rows
 ) -> None:
     """Products of a row and a tile at `sums` -> the new state of its units. All arguments but `bias` are addresses.
 
@@ -96,8 +95,8 @@ def finish_tile(
 
 @compiled_part
 def run_tiles(
-    kind: int, n: int, first: int, down: bool, lanes: Ints, tokens: Ints, px: Rows, bias: Floats, weights: int,
-    a: Floats, t: Floats, h: Rows, c: Rows, w: Rows,
+    kind: int, n: int, first: int, down: bool, lanes: Ints, tokens: Ints, px: Rows, bias: Float32s, weights: int,
+    a: Float32s, t: Float32s, h: Rows, c: Rows, w: Rows,
 ) -> None:  # fmt: skip
     """States a[:n] of n positions from `first` on -> their new state in their lanes.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_inline
 from batchmaker.cost.latency import corrected
 from batchmaker.lab.simulator.lazy_turns import learn_lengths, urgency_of, who_joins
@@ -43,7 +44,6 @@ from batchmaker.lab.simulator.loop_tables import (
     STEPS,
     WHY,
     DeviceCosts,
-    Ids,
     LoopTables,
     OfferTables,
     Policy,
@@ -73,7 +73,7 @@ from batchmaker.scheduler.turn import form_next
 
 
 @compiled_inline
-def _wants(loop: LoopTables, kinds: Ids) -> None:
+def _wants(loop: LoopTables, kinds: Ints) -> None:
     """There may be no room for requests of these forms."""
     loop.numbers[WHY], loop.numbers[NUM_COMING] = NO_ROOM, len(kinds)
     loop.coming[: len(kinds)] = kinds
@@ -81,7 +81,7 @@ def _wants(loop: LoopTables, kinds: Ids) -> None:
 
 @compiled
 def _tell(
-    addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, watched: RequestColumns, policy: Policy
+    addresses: Ints, forms: Ints, loop: LoopTables, offer: OfferTables, watched: RequestColumns, policy: Policy
 ) -> bool:
     """Requests that have arrived by now wait in line, or begin. Returns whether there was room."""
     numbers, first = loop.numbers, loop.numbers[NEXT]
@@ -116,7 +116,7 @@ def _tell(
 
 
 @compiled
-def _beginners(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Ids:
+def _beginners(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Ints:
     """Return the slots of those who begin now, as AutoPolicy.admit."""
     numbers, line = loop.numbers, loop.line[loop.numbers[FIRST] : loop.numbers[LAST]]
     if len(line) == 0 or numbers[CHANGES] == numbers[REJECTED]:
@@ -135,7 +135,7 @@ def _beginners(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Ids
 
 @compiled
 def _admit(
-    addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, watched: RequestColumns, policy: Policy
+    addresses: Ints, forms: Ints, loop: LoopTables, offer: OfferTables, watched: RequestColumns, policy: Policy
 ) -> bool:
     """Let requests begin, as the policy says. Returns False where it cannot be said, or done, yet; see WHY."""
     numbers, line, state = loop.numbers, loop.line, state_at(addresses)
@@ -202,7 +202,7 @@ def _ask(state: State, loop: LoopTables, watched: RequestColumns, policy: Policy
 
 @compiled
 def _submitted(
-    state: State, loop: LoopTables, device: DeviceCosts, watched: RequestColumns, policy: Policy, task: Ids
+    state: State, loop: LoopTables, device: DeviceCosts, watched: RequestColumns, policy: Policy, task: Ints
 ) -> None:
     """Note when the steps of a new task begin and end."""
     numbers, seconds, type_id = loop.numbers, loop.seconds, task[OF_TYPE]
@@ -232,7 +232,7 @@ def _submitted(
 
 @compiled
 def _end_step(
-    addresses: Ids, loop: LoopTables, device: DeviceCosts, watched: RequestColumns, policy: Policy, task: Ids,
+    addresses: Ints, loop: LoopTables, device: DeviceCosts, watched: RequestColumns, policy: Policy, task: Ints,
     taken_s: float, rows: int,
 ) -> None:  # fmt: skip
     """The next step of the task is done: retire it, answer whom it finishes, and learn from it."""
@@ -267,9 +267,9 @@ def _end_step(
 
 @compiled
 def play(
-    addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, device: DeviceCosts, watched: RequestColumns,
-    policy: Policy, task: Ids,
-) -> Ids:  # fmt: skip
+    addresses: Ints, forms: Ints, loop: LoopTables, offer: OfferTables, device: DeviceCosts, watched: RequestColumns,
+    policy: Policy, task: Ints,
+) -> Ints:  # fmt: skip
     """Play until all is done, or until there is something to do that is not compiled: see `numbers[WHY]`.
 
     addresses, forms: see `arrive`. Returns the task that runs, to go on with: see `packed`.

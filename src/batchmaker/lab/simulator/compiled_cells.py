@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Floats, Ints
 from batchmaker.cost.profile import Overhead
 from batchmaker.errors import InvariantError, OptionError
 from batchmaker.graph.spec import CellType
@@ -48,15 +48,12 @@ from batchmaker.policies.requests import RequestColumns, RequestTable
 from batchmaker.policies.run_lengths import MOST_NOTED
 from batchmaker.scheduler.steps import HEADER
 
-Ids = NDArray[np.int64]
-Times = NDArray[np.float64]
-
 
 def compiled_cells(
     model: SimulatedModel,
     policy: CellPolicy,
     offered: Offered,
-    seconds: Times,
+    seconds: Floats,
     *,
     sla_s: float | None = None,
     overhead: Overhead,
@@ -73,7 +70,7 @@ def compiled_cells(
     return CompiledCells(model, policy, shapes, kinds, offered, seconds, sla_s, overhead)
 
 
-def _why_not(model: SimulatedModel, policy: CellPolicy, shapes: list[SimulatedRequest], seconds: Times) -> str | None:
+def _why_not(model: SimulatedModel, policy: CellPolicy, shapes: list[SimulatedRequest], seconds: Floats) -> str | None:
     """Return why the loop cannot play this policy on these cells and requests, None if it can."""
     largest = max(cell.max_batch for cell in model.cells)
     if seconds.shape[0] != len(model.cells) or seconds.shape[1] <= largest or not (seconds[:, 1:] > 0).all():
@@ -134,9 +131,9 @@ class CompiledCells:
         model: SimulatedModel,
         policy: CellPolicy,
         shapes: list[SimulatedRequest],
-        kinds: Ids,
+        kinds: Ints,
         offered: Offered,
-        seconds: Times,
+        seconds: Floats,
         sla_s: float | None,
         overhead: Overhead,
     ) -> None:
@@ -238,7 +235,7 @@ class CompiledCells:
 
 
 def _offer(
-    shapes: list[SimulatedRequest], kinds: Ids, arrived_s: Times, sla_s: float | None, num_types: int
+    shapes: list[SimulatedRequest], kinds: Ints, arrived_s: Floats, sla_s: float | None, num_types: int
 ) -> OfferTables:
     nodes, width = np.zeros((len(shapes), num_types), np.int64), np.ones((len(shapes), num_types))
     for i, shape in enumerate(shapes):

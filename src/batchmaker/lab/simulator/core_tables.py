@@ -8,8 +8,8 @@ from functools import partial
 from typing import Final, final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.cost.profile import Overhead
 from batchmaker.graph.cell_graph import CellGraph, Run
 from batchmaker.graph.spec import CellType
@@ -33,12 +33,10 @@ from batchmaker.scheduler.layout import (
 )
 from batchmaker.scheduler.state import SchedulerState
 
-Ids = NDArray[np.int64]
-
 _NO_LIMIT: Final = 1 << 62
 
 
-def kinds_of(requests: Sequence[SimulatedRequest]) -> tuple[list[SimulatedRequest], Ids]:
+def kinds_of(requests: Sequence[SimulatedRequest]) -> tuple[list[SimulatedRequest], Ints]:
     """Return the different ones of these requests; and [requests] which of them each is."""
     if isinstance(requests, ShapedRequests):
         return list(requests.shapes), requests.kinds.astype(np.int64)
@@ -97,12 +95,12 @@ class CoreTables:
         return other
 
     @property
-    def addresses(self) -> Ids:
+    def addresses(self) -> Ints:
         """See `tables.state_at`. Ask again after there was more room."""
         return self._arena.tables
 
     @property
-    def forms(self) -> Ids:
+    def forms(self) -> Ints:
         """See `copies.forms_at`."""
         return self._copies.tables
 
@@ -117,7 +115,7 @@ class CoreTables:
         """Requests for which there is room."""
         return int(self._arena.requests.shape[1])
 
-    def make_room(self, kinds: Ids) -> None:
+    def make_room(self, kinds: Ints) -> None:
         """Have room for copies of these graphs, whatever is in flight."""
         arena, counts = self._arena, self._arena.counts
         most = (self._counts * 5 // 4)[:, kinds].sum(axis=1).tolist()  # size classes are at most a quarter larger

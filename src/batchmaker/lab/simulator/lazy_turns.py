@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from batchmaker.arrays import Floats, Ints
 from batchmaker.compiled import compiled
 from batchmaker.lab.simulator.loop_tables import (
     CHANGES,
@@ -16,10 +17,8 @@ from batchmaker.lab.simulator.loop_tables import (
     REJECTED,
     STALE,
     WHY,
-    Ids,
     LoopTables,
     Policy,
-    Times,
 )
 from batchmaker.policies.joining import NO_TEST
 from batchmaker.policies.lazy import fitting, num_joining_of, urgencies
@@ -27,7 +26,7 @@ from batchmaker.policies.requests import RequestColumns
 
 
 @compiled
-def who_joins(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Ids:
+def who_joins(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Ints:
     """Return the slots of those who begin now, as LazyPolicy.admit. Where it cannot be said yet, WHY is LEARN."""
     numbers, lazy, in_flight = loop.numbers, policy.lazy, loop.members[: loop.numbers[IN_FLIGHT]]
     first, last = numbers[FIRST], numbers[LAST]
@@ -53,7 +52,7 @@ def who_joins(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Ids:
 
 
 @compiled
-def urgency_of(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Times:
+def urgency_of(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Floats:
     """Return how urgent each model is: the smallest goes first. Nothing where it cannot be said yet; WHY is LEARN."""
     if loop.numbers[STALE] and not policy.lazy.recent:
         loop.numbers[WHY] = LEARN
@@ -66,7 +65,7 @@ def urgency_of(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Tim
 
 
 @compiled
-def learn_lengths(loop: LoopTables, watched: RequestColumns, policy: Policy, slots: Ids) -> None:
+def learn_lengths(loop: LoopTables, watched: RequestColumns, policy: Policy, slots: Ints) -> None:
     """Note the lengths of the runs of requests that are done."""
     lazy, cells, given = policy.lazy, policy.lazy.predictions.cell, policy.lazy.predictions.given
     for slot in slots:

@@ -7,12 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Floats, Ints
 from batchmaker.policies.beginning import AutoTables
 from batchmaker.policies.expectation import ExpectedTimes, Predictions
 from batchmaker.policies.joining import JoiningRules
-
-Ids = NDArray[np.int64]
-Times = NDArray[np.float64]
 
 CELLULAR, LAZY, AUTO = range(3)
 OVER, NO_ROOM, LEARN = range(3)
@@ -38,7 +36,7 @@ NOW_S, STEP_S, FREE_S, BUSY_S, NUM_SECONDS = range(5)
 class DeviceCosts(NamedTuple):
     """seconds: [types, most + 1] of a step. step_s, row_s, turn_s, request_s: see Overhead."""
 
-    seconds: Times
+    seconds: Floats
     step_s: float
     row_s: float
     turn_s: float
@@ -49,12 +47,12 @@ class OfferTables(NamedTuple):
     """What comes. arrived_s, deadline_s, kinds: [requests]; kinds: the form of each. nodes, width: [kinds, types], see
     RequestTable. model: [kinds]."""
 
-    arrived_s: Times
-    deadline_s: Times
-    kinds: Ids
-    nodes: Ids
-    width: Times
-    model: Ids
+    arrived_s: Floats
+    deadline_s: Floats
+    kinds: Ints
+    nodes: Ints
+    width: Floats
+    model: Ints
 
 
 class Lazy(NamedTuple):
@@ -68,12 +66,12 @@ class Lazy(NamedTuple):
     rules: JoiningRules
     cap: int
     recent: bool
-    type_model: Ids
+    type_model: Ints
     predictions: Predictions
-    seen_given: Ids
-    seen_steps: Ids
-    num_seen: Ids
-    stale_at: Ids
+    seen_given: Ints
+    seen_steps: Ints
+    num_seen: Ints
+    stale_at: Ints
 
 
 class LoopTables(NamedTuple):
@@ -82,15 +80,15 @@ class LoopTables(NamedTuple):
     chosen: [requests] slots of those who are to begin.
     started_s, finished_s: [requests], see Records. never: no flags."""
 
-    numbers: Ids
-    seconds: Times
-    line: Ids
-    members: Ids
-    order: Ids
-    coming: Ids
-    chosen: Ids
-    started_s: Times
-    finished_s: Times
+    numbers: Ints
+    seconds: Floats
+    line: Ints
+    members: Ints
+    order: Ints
+    coming: Ints
+    chosen: Ints
+    started_s: Floats
+    finished_s: Floats
     never: NDArray[np.bool_]
 
 

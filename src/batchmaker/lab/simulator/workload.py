@@ -10,11 +10,10 @@ from typing import Final, final, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Floats
 from batchmaker.errors import OptionError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType
-
-Times = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class Offered:
     """Requests and their arrival times. arrived_s: [num_requests] seconds, ascending, from 0 on. OptionError if not."""
 
     requests: Sequence[SimulatedRequest]
-    arrived_s: Times
+    arrived_s: Floats
 
     def __post_init__(self) -> None:
         if not len(self.requests):
@@ -103,16 +102,16 @@ class Records:
     graphs) and the rows in them. busy_s: seconds of computing, of all workers together.
     """
 
-    arrived_s: Times
-    started_s: Times
-    finished_s: Times
+    arrived_s: Floats
+    started_s: Floats
+    finished_s: Floats
     outcome: NDArray[np.int8]
     steps: int = 0
     rows: int = 0
     busy_s: float = 0.0
 
     @classmethod
-    def of(cls, arrived_s: Times) -> Records:
+    def of(cls, arrived_s: Floats) -> Records:
         """Return records in which nothing has happened."""
         count = len(arrived_s)
         return cls(arrived_s, np.full(count, np.nan), np.full(count, np.nan), np.zeros(count, np.int8))

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Floats, Ints
 from batchmaker.compiled import compiled
 from batchmaker.fleet.routing import NUM_OPEN, pick
 from batchmaker.lab.simulator.fleet.records import ANSWERED, FAILED
 from batchmaker.lab.simulator.fleet.replica_tasks import (
     ChainCosts,
     ReplicaTables,
-    Times,
     form_task,
     has_work,
     join,
@@ -30,24 +30,22 @@ from batchmaker.lab.simulator.fleet.replicas import (
     WORK_NS,
 )
 
-Ids = NDArray[np.int64]
-
 
 class Offer(NamedTuple):
     """What is offered and how it is counted. See Replicas, FleetWork and FleetRecords for the arrays."""
 
-    arrived_s: Times
+    arrived_s: Floats
     kinds: NDArray[np.int32]
-    known_ns: Ids
-    weight: Ids
+    known_ns: Ints
+    weight: Ints
     sequence: NDArray[np.int32]
     outcome: NDArray[np.int8]
-    finished_s: Times
+    finished_s: Floats
     replica: NDArray[np.int32]
     tries: NDArray[np.int8]
-    home: Ids
-    chunks_left: Ids
-    totals: Ids
+    home: Ints
+    chunks_left: Ints
+    totals: Ints
 
 
 class Routing(NamedTuple):
@@ -55,13 +53,13 @@ class Routing(NamedTuple):
 
     how: int
     state: NDArray[np.uint64]
-    replicas: Ids
-    load: Ids
+    replicas: Ints
+    load: Ints
     sticky: bool
 
 
 @compiled
-def set_event(tree: Times, place: int, at_s: float) -> None:
+def set_event(tree: Floats, place: int, at_s: float) -> None:
     """Say when a replica is to be looked at next. tree: [2 * a power of two]; each entry is the least of its two."""
     at = len(tree) // 2 + place
     tree[at] = at_s
@@ -74,7 +72,7 @@ def set_event(tree: Times, place: int, at_s: float) -> None:
 
 
 @compiled
-def _next_place(tree: Times) -> int:
+def _next_place(tree: Floats) -> int:
     """Return the replica that is to be looked at first; of several, that with the lowest number."""
     at = 1
     while at < len(tree) // 2:
@@ -121,8 +119,8 @@ def _home_of(offer: Offer, routing: Routing, request: int) -> int:
 
 @compiled
 def play(
-    offer: Offer, routing: Routing, forms: Ids, places: ReplicaTables, costs: ChainCosts, never: NDArray[np.bool_],
-    tree: Times, busy_s: Times, held: Ids, wanted: Ids, until_s: float,
+    offer: Offer, routing: Routing, forms: Ints, places: ReplicaTables, costs: ChainCosts, never: NDArray[np.bool_],
+    tree: Floats, busy_s: Floats, held: Ints, wanted: Ints, until_s: float,
 ) -> int:  # fmt: skip
     """Play up to a time, itself included; return how many requests are held, for no replica is open: see `held`.
 

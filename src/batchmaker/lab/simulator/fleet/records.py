@@ -8,8 +8,9 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Floats
 from batchmaker.errors import OptionError
-from batchmaker.lab.simulator.workload import ShapedRequests, Times
+from batchmaker.lab.simulator.workload import ShapedRequests
 
 OUTCOMES: Final = ("waiting", "answered", "failed")
 """Meaning of `FleetRecords.outcome`. Failed: its replica died, and a second one or its sequence's state with it."""
@@ -30,7 +31,7 @@ class FleetWork:
     """
 
     requests: ShapedRequests
-    arrived_s: Times
+    arrived_s: Floats
     known_ns: NDArray[np.int64]
     true_ns: NDArray[np.int64]
     sequence: NDArray[np.int32] | None = None
@@ -72,8 +73,8 @@ class FleetRecords:
     asked for. samples: the fleet over time.
     """
 
-    arrived_s: Times
-    finished_s: Times
+    arrived_s: Floats
+    finished_s: Floats
     outcome: NDArray[np.int8]
     replica: NDArray[np.int32]
     tries: NDArray[np.int8]
@@ -85,7 +86,7 @@ class FleetRecords:
     samples: list[Sample] = field(default_factory=list)
 
     @classmethod
-    def of(cls, arrived_s: Times) -> FleetRecords:
+    def of(cls, arrived_s: Floats) -> FleetRecords:
         """Return records in which nothing has happened yet."""
         count = len(arrived_s)
         return cls(

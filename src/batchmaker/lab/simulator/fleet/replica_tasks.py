@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Floats, Ints
 from batchmaker.compiled import compiled
 from batchmaker.scheduler.arrive import arrive
 from batchmaker.scheduler.batching import form
@@ -20,14 +21,11 @@ from batchmaker.scheduler.step_times import learn_steps
 from batchmaker.scheduler.steps import DONE, NUM_STEPS, PART_ENDS, POSITIONS, part_of
 from batchmaker.scheduler.tables import state_at
 
-Ids = NDArray[np.int64]
-Times = NDArray[np.float64]
-
 
 class ChainCosts(NamedTuple):
     """What a step takes. seconds: [max_batch + 1] by rows. step_s, row_s, turn_s, request_s: see Overhead."""
 
-    seconds: Times
+    seconds: Floats
     step_s: float
     row_s: float
     turn_s: float
@@ -43,18 +41,18 @@ class ReplicaTables(NamedTuple):
     num_here: unanswered.
     """
 
-    addresses: Ids
-    num_new: Ids
-    is_busy: Ids
-    task_end_s: Times
+    addresses: Ints
+    num_new: Ints
+    is_busy: Ints
+    task_end_s: Floats
     done: NDArray[np.int32]
-    num_done: Ids
-    next_done: Ids
-    num_here: Ids
+    num_done: Ints
+    next_done: Ints
+    num_here: Ints
 
 
 @compiled
-def join(places: ReplicaTables, forms: Ids, place: int, request: int, kind: int) -> bool:
+def join(places: ReplicaTables, forms: Ints, place: int, request: int, kind: int) -> bool:
     """A request arrives at a replica; or, if its tables may lack room, nothing has changed. Returns whether it did."""
     ids, ranks, kinds = np.empty(1, np.int64), np.zeros(1, np.int64), np.empty(1, np.int64)
     ids[0], kinds[0] = request, kind
@@ -75,8 +73,8 @@ def has_work(places: ReplicaTables, place: int) -> bool:
 
 @compiled
 def form_task(
-    places: ReplicaTables, costs: ChainCosts, finished_s: Times, never: NDArray[np.bool_], place: int, now_s: float,
-    busy_s: Times,
+    places: ReplicaTables, costs: ChainCosts, finished_s: Floats, never: NDArray[np.bool_], place: int, now_s: float,
+    busy_s: Floats,
 ) -> tuple[int, int]:  # fmt: skip
     """Form and retire the next task of an idle replica that has work; return how many steps and rows it has.
 

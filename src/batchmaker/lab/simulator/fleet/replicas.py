@@ -9,11 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.errors import OptionError
 from batchmaker.fleet.routing import Router
 from batchmaker.lab.simulator.fleet.records import FAILED, MOST_TRIES, FleetRecords, FleetWork
-
-Ids = NDArray[np.int64]
 
 UNANSWERED, WORK_NS, SEQUENCES, NEXT, STEPS, ROWS = range(6)
 """Places in `Replicas.totals`."""
@@ -44,10 +43,10 @@ class Replicas(ABC):
         self.work = work
         self.router = router
         self.records = FleetRecords.of(work.arrived_s)
-        self.totals: Ids = np.zeros(6, np.int64)
+        self.totals: Ints = np.zeros(6, np.int64)
         self.sequence: NDArray[np.int32] = np.zeros(1, np.int32) if work.sequence is None else work.sequence
-        self.chunks_left: Ids = np.bincount(self.sequence).astype(np.int64)
-        self.home: Ids = np.full(len(self.chunks_left), NO_HOME, np.int64)
+        self.chunks_left: Ints = np.bincount(self.sequence).astype(np.int64)
+        self.home: Ints = np.full(len(self.chunks_left), NO_HOME, np.int64)
         self.num_places = 0
         self._free: list[int] = []  # a heap
         self._held: list[int] = []  # requests that came while no replica was open
