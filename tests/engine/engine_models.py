@@ -236,7 +236,7 @@ def schedulers(engine: bm.Engine) -> list[Any]:
 
 
 def unanswered(engine: bm.Engine) -> list[Ticket]:
-    return [ticket for loop in engine._workers.loops for ticket in loop._unanswered.unsettled()]
+    return [ticket for worker in engine._workers.members for ticket in worker._unanswered.unsettled()]
 
 
 def assert_balanced(engine: bm.Engine) -> None:
@@ -246,7 +246,7 @@ def assert_balanced(engine: bm.Engine) -> None:
         assert core.num_requests == 0
         assert core.num_rows == 0
     assert engine.num_in_flight == 0
-    assert [loop.work for loop in engine._workers.loops] == [0] * len(engine.drivers)
+    assert [worker.work for worker in engine._workers.members] == [0] * len(engine.drivers)
 
 
 def wait_until(holds: Any, limit_s: float = 60.0) -> None:

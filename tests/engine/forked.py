@@ -65,7 +65,7 @@ def started() -> None:
     waiting = engine.submit([-1.0] * 4)
     model.entered.wait(60)
     behind, streamed = engine.submit(xs), engine.submit(xs, stream=True)
-    locks = [engine._workers.loops[0]._lock, engine._submitter._room._freed, engine._limit._lock]  # type: ignore[union-attr, attr-defined]
+    locks = [engine._workers.members[0]._lock, engine._submitter._room._freed, engine._limit._lock]  # type: ignore[union-attr, attr-defined]
 
     def child() -> None:
         print("submit:", said(lambda: engine.submit(xs)))

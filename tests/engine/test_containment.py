@@ -136,7 +136,7 @@ def engine(request: Any, faults: Faults) -> Iterator[bm.Engine]:
         assert engine.heartbeat.alive
         assert engine.num_sequences == 0
     assert_balanced(engine)
-    assert len(engine._workers.loops[0]._unanswered) == 0
+    assert len(engine._workers.members[0]._unanswered) == 0
 
 
 class Mix:

@@ -113,7 +113,7 @@ def test_requests_that_are_finished_late_are_not_given_up_while_another_hangs(mo
     with bm.Engine(model, threads=1, late="finish") as engine:
         hung(engine, model)
         late = engine.submit(5, deadline_ms=1)
-        engine._workers.loops[0]._answer_late(engine.heartbeat)
+        engine._workers.members[0]._answer_late(engine.heartbeat)
         assert not late.done()
         model.let_go.set()
         assert int(late.result(60)) == 5

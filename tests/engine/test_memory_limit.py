@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import batchmaker as bm
 from batchmaker.errors import MemoryLimitError, lacks_memory
-from batchmaker.executor.tables import StateTables
+from batchmaker.executor.state_tables import StateTables
 from batchmaker.scheduler.commands import Reserve
 
 

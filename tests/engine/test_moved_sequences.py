@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import batchmaker as bm
 from batchmaker.engine.cell_driver import MOST_UNKNOWN
 from batchmaker.errors import CellError, InvalidRequestError, SequenceError, SequenceStateError
-from batchmaker.executor.tables import StateTables
+from batchmaker.executor.state_tables import StateTables
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.lab import zoo
 from batchmaker.model.moved_state import MovedState, written

@@ -15,7 +15,7 @@ from raising_models import KINDS, PLACES, Ask, Incomparable, Sums, Unsayable, Wa
 import batchmaker as bm
 from batchmaker.engine import Answer
 from batchmaker.engine.cell_driver import CellDriver
-from batchmaker.engine.loop import MOST_RESTARTS
+from batchmaker.engine.worker import MOST_RESTARTS
 from batchmaker.errors import CancelledError, RequestError, StoppedError
 
 ENGINES = [(1, "cellular"), (2, "cellular")]

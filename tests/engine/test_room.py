@@ -83,7 +83,7 @@ def test_waiting_for_room_blocks_a_thread_until_another_request_is_answered(gate
         later = [pool.submit(engine.submit, [n]) for n in (10, 11, 12)]
         wait_until(lambda: len(engine._submitter._room._freed._waiters) == 3)  # type: ignore[union-attr, attr-defined]
         assert not any(one.done() for one in later)
-        assert len(engine._workers.loops[0]._unanswered) == 2
+        assert len(engine._workers.members[0]._unanswered) == 2
         gate.opened.set()
         assert [float(answer.result(60)) for answer in taken] == [0.0, 1.0]
         assert [float(one.result(60).result(60)) for one in later] == [10.0, 11.0, 12.0]
@@ -179,7 +179,7 @@ def test_however_many_ask_no_more_are_in_flight_than_may_be(most: int, when_full
 
     class Noted(Sums):
         def unfold(self, xs: Any, form: str = "run") -> Any:
-            seen.append(len(engine._workers.loops[0]._unanswered))
+            seen.append(len(engine._workers.members[0]._unanswered))
             return self.add.run([[float(int(x))] for x in xs], ([0.0],))
 
     engine = bm.Engine(Noted(), threads=1, max_queue=most, when_full=when_full)

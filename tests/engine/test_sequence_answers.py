@@ -103,8 +103,8 @@ def test_a_stream_that_cannot_be_handed_over_leaves_the_state_before_it() -> Non
         assert float(sequence.submit([1]).result(60)) == 1
         ticket = sequence.ticket([10])
         ticket.on_value = refuse
-        answer = ticket.answer = Answer(ticket.request_id, sequence._loop)
-        sequence._loop.send([ticket])
+        answer = ticket.answer = Answer(ticket.request_id, sequence._worker)
+        sequence._worker.send([ticket])
         with pytest.raises(CellError, match="what it streams to raised ValueError: full"):
             answer.result(60)
         sequence.resume()

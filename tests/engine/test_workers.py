@@ -72,8 +72,8 @@ def test_the_work_of_a_request_is_the_number_of_its_values(request_: Any, work: 
 def test_requests_are_dealt_by_work() -> None:
     with bm.Engine(Lengths(), "cellular", threads=1, workers=3) as engine:
         sent: list[list[int]] = [[], [], []]
-        for number, loop in enumerate(engine._workers.loops):
-            loop.send = lambda tickets, n=number: sent[n].extend(ticket.work for ticket in tickets)  # type: ignore[method-assign]
+        for number, worker in enumerate(engine._workers.members):
+            worker.send = lambda tickets, n=number: sent[n].extend(ticket.work for ticket in tickets)  # type: ignore[method-assign]
         engine._workers.send(
             engine._tickets.many(engine._catalogue.find(None), [[0] * n for n in (9, 1, 1, 1, 1, 8, 7)], None, 0)
         )
@@ -81,7 +81,7 @@ def test_requests_are_dealt_by_work() -> None:
 
 
 class Doing:
-    """A loop, as its workers see it."""
+    """A worker, as its workers see it."""
 
     has_ended = False
 
@@ -116,29 +116,29 @@ def test_as_many_workers_take_requests_as_the_lock_lets_run(
 ) -> None:
     now_s = 100.0
     monkeypatch.setattr("batchmaker.engine.workers.time.monotonic", lambda: now_s)
-    loops = [Doing() for _ in range(16)]
-    several = Workers(loops, adapts=True)  # type: ignore[arg-type]
+    members = [Doing() for _ in range(16)]
+    several = Workers(members, adapts=True)  # type: ignore[arg-type]
     several.send(tickets(16))
-    assert [len(loop.got) for loop in loops] == [1] * 16, "nothing is known yet"
+    assert [len(worker.got) for worker in members] == [1] * 16, "nothing is known yet"
     now_s += 0.1
-    for loop in loops:
-        loop.used_s += 0.1 * busy / 16
-        loop.got.clear()
+    for worker in members:
+        worker.used_s += 0.1 * busy / 16
+        worker.got.clear()
     several.send(tickets(160))
-    assert sum(bool(loop.got) for loop in loops) == taking
+    assert sum(bool(worker.got) for worker in members) == taking
     told = Workers([Doing() for _ in range(16)])  # type: ignore[list-item]
     now_s += 0.1
     told.send(tickets(16))
-    assert all(len(loop.got) == 1 for loop in told.loops), "a number that the user gives is that number"  # type: ignore[attr-defined]
+    assert all(len(worker.got) == 1 for worker in told.members), "a number that the user gives is that number"  # type: ignore[attr-defined]
 
 
 def test_the_processor_time_of_a_loop_is_known_while_it_runs() -> None:
     with bm.Engine(Lengths(), threads=1) as engine:
         engine.map([[1, 2, 3]] * 20, progress=False)
-        (loop,) = engine._workers.loops
-        before_s = loop.used_s
+        (worker,) = engine._workers.members
+        before_s = worker.used_s
         engine.map([[1, 2, 3]] * 20, progress=False)
-        assert 0 < before_s < loop.used_s
+        assert 0 < before_s < worker.used_s
 
 
 def test_every_worker_answers_and_all_are_counted_together() -> None:
@@ -195,18 +195,18 @@ def engine_and_gate() -> tuple[bm.Engine, Gate]:
     return engine, gate
 
 
-def sent_to(engine: bm.Engine, loop: Any, count: int) -> list[Answer]:
+def sent_to(engine: bm.Engine, worker: Any, count: int) -> list[Answer]:
     """Send requests to one worker, whatever the others have to do."""
     tickets = engine._tickets.many(engine._catalogue.find(None), [ROWS] * count, None, 0)
     for ticket in tickets:
-        ticket.answer = Answer(ticket.request_id, loop)
-    loop.send(tickets)
+        ticket.answer = Answer(ticket.request_id, worker)
+    worker.send(tickets)
     return [ticket.answer for ticket in tickets if ticket.answer is not None]
 
 
 def test_an_idle_worker_takes_what_has_not_begun_at_another() -> None:
     engine, gate = engine_and_gate()
-    first, other = engine._workers.loops
+    first, other = engine._workers.members
     first.on_idle = None  # whichever is done first, none comes back
     before = engine.drivers[1].stats.cells
     held = sent_to(engine, first, 1)
@@ -223,7 +223,7 @@ def test_an_idle_worker_takes_what_has_not_begun_at_another() -> None:
 
 def test_a_worker_without_work_asks_the_one_that_has_most() -> None:
     engine, gate = engine_and_gate()
-    first, other = engine._workers.loops
+    first, other = engine._workers.members
     asked: list[Any] = []
     first.call_soon = asked.append  # type: ignore[method-assign]
     held = sent_to(engine, first, 1)
@@ -242,7 +242,7 @@ def test_a_worker_without_work_asks_the_one_that_has_most() -> None:
 
 def test_a_request_that_has_moved_can_be_cancelled() -> None:
     engine, gate = engine_and_gate()
-    first, other = engine._workers.loops
+    first, other = engine._workers.members
     held = sent_to(engine, first, 1)
     assert gate.entered.wait(60)
     waiting = sent_to(engine, first, 12)
@@ -262,7 +262,7 @@ def test_a_request_that_has_moved_can_be_cancelled() -> None:
 
 def test_what_is_given_to_a_worker_that_stops_comes_back() -> None:
     engine, gate = engine_and_gate()
-    first, other = engine._workers.loops
+    first, other = engine._workers.members
     held = sent_to(engine, first, 1)
     assert gate.entered.wait(60)
     waiting = sent_to(engine, first, 12)

@@ -12,7 +12,7 @@ from fake_device import FakeDevice
 
 from batchmaker.errors import DeviceError
 from batchmaker.executor.cuda.place import Place
-from batchmaker.executor.cuda.tables import DeviceTables
+from batchmaker.executor.cuda.state_tables import DeviceTables
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.scheduler.commands import Reserve, TableId, TableSpec
 

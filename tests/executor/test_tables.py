@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchmaker.executor.tables import StateTables
+from batchmaker.executor.state_tables import StateTables
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, RowSource, TableId, TableSpec
 

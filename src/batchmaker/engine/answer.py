@@ -22,7 +22,7 @@ _END: Final = object()
 
 
 class Handover(Protocol):
-    """The part of the engine that an answer uses; see `batchmaker.engine.loop.Loop`."""
+    """The part of the engine that an answer uses; see `batchmaker.engine.worker.Worker`."""
 
     def cancel(self, request_id: RequestId) -> None:
         """Give a request up, from any thread."""
@@ -44,7 +44,7 @@ class Answer:
         for value in answer: ...           # its values as they come, if submitted with stream=True; also `async for`
 
     Races: two kinds of threads meet here. The callers hold the answer. One thread answers: the engine's thread, or
-    another one while the engine's thread hangs, but never both (see Loop._unanswered). A lock for each request would
+    another one while the engine's thread hangs, but never both (see Worker._unanswered). A lock for each request would
     cost more than everything else in this class. Two rules replace it. They need only that one operation on a list
     (append, pop, remove) is never interrupted by another thread.
 
@@ -130,7 +130,7 @@ class Answer:
         self._is_done = True
         for future in self._wake():
             call_soon(future.get_loop(), partial(wake_all, (future,)))
-        # This comes last. The engine may not have the request yet (see Loop.hold). Then it ignores this call, and
+        # This comes last. The engine may not have the request yet (see Worker.hold). Then it ignores this call, and
         # reads `is_cancelled` before it unfolds the request.
         self.handover.cancel(self.request_id)
         return True

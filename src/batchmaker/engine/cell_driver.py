@@ -1,4 +1,4 @@
-"""The live driver of cellular batching: joins unfolding, the scheduler and an executor. Loop turns it."""
+"""The live driver of cellular batching: joins unfolding, the scheduler and an executor. Worker turns it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of drivers, and the errors of failed requests. Loop turns one driver.
+"""The interface of drivers, and the errors of failed requests. Worker turns one driver.
 
 CellDriver does cellular batching. GraphDriver of the lab does graph batching of whole requests.
 """

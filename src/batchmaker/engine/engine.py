@@ -20,7 +20,6 @@ from batchmaker.engine.driver import Driver
 from batchmaker.engine.explain import Explanation, explained
 from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.interpreter import tune_interpreter
-from batchmaker.engine.loop import Loop
 from batchmaker.engine.observers import Onlooker
 from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES, SequenceLimit
 from batchmaker.engine.options import check_choice, check_flag, check_number, check_whole, checked_priority
@@ -30,6 +29,7 @@ from batchmaker.engine.setup import Drivers, choose_policy, make_driver, only_st
 from batchmaker.engine.start import Start
 from batchmaker.engine.stats import DriverStats, ServiceStats, StepSeen
 from batchmaker.engine.submission import Room, Submitter, Tickets
+from batchmaker.engine.worker import Worker
 from batchmaker.engine.workers import Workers
 from batchmaker.errors import BatchmakerError, OptionError, StoppedError
 from batchmaker.executor.base import Executor
@@ -167,8 +167,8 @@ class Engine:
         proven = ProvenTemplates()
         self._drivers = [Drivers(each, make, proven=proven) for each in separated(chosen, several)]
         self._service = [[ServiceStats() for _ in self._catalogue] for _ in self._drivers]  # by worker and by model
-        loops = [
-            Loop(
+        made = [
+            Worker(
                 drivers.first(),
                 drivers.another,
                 self._clock,
@@ -180,11 +180,11 @@ class Engine:
             )
             for drivers, service in zip(self._drivers, self._service, strict=True)
         ]
-        self._workers = Workers(loops, adapts=adapts)
+        self._workers = Workers(made, adapts=adapts)
         self._start = Start(
             self._catalogue,
             self._registry,
-            self._workers.loops,
+            self._workers.members,
             self._drivers,
             threads if computes_here else None,
             lambda request, name: self._ticket(request, math.inf, 0, name),
@@ -345,8 +345,8 @@ class Engine:
         served, priority = self._catalogue.find(model), checked_priority(priority)
         served.due_s(0.0, deadline_ms)  # raises OptionError for a wrong deadline
         self._workers.check()
-        worker, loop = self._workers.least_sequences()
-        driver = loop.driver
+        number, worker = self._workers.least_sequences()
+        driver = worker.driver
         if not isinstance(driver, CellDriver):
             raise OptionError(
                 f"policy {self.policy.name!r} batches whole requests and keeps nothing between them; sequences need "
@@ -360,13 +360,13 @@ class Engine:
         moved = None if state is None else read(state, identity(), self._max_nodes)
         entry = driver.sequences.make(idle_timeout_s, on_ended)
         try:
-            loop.send(partial(driver.sequences.open, entry))
+            worker.send(partial(driver.sequences.open, entry))
         except StoppedError:
             driver.sequences.uncount(entry)
             raise
         make_ticket = partial(self._tickets.one, served, priority=priority)
         sequence = Sequence(
-            entry, loop, self._submitter, make_ticket, identity, deadline_ms, worker,
+            entry, worker, self._submitter, make_ticket, identity, deadline_ms, number,
             takes_last=takes_last(type(served.model)),
         )  # fmt: skip
         if moved is not None:
@@ -440,7 +440,7 @@ class Engine:
     @property
     def driver(self) -> Driver:
         """The driver of the first worker; for observers and tests. After a failure of the engine it is another one."""
-        return self._workers.loops[0].driver
+        return self._workers.members[0].driver
 
     @property
     def drivers(self) -> tuple[Driver, ...]:
@@ -466,7 +466,7 @@ class Engine:
 
     @property
     def num_in_flight(self) -> int:
-        """Number of requests that the drivers have taken and not answered. The loops' backlogs do not count."""
+        """Number of requests that the drivers have taken and not answered. The workers' backlogs do not count."""
         return sum([driver.num_in_flight for driver in self.drivers])
 
     @property

@@ -1,4 +1,4 @@
-"""The state of an engine's thread, and a watchdog that answers late requests while this thread hangs. Used by Loop."""
+"""The state of an engine's thread, and a watchdog that answers late requests while it hangs. Worker uses it."""
 
 from __future__ import annotations
 

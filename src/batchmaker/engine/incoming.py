@@ -1,4 +1,4 @@
-"""What is sent to the engine's thread: requests that have not begun, and functions to call. Used by Loop."""
+"""What is sent to the engine's thread: requests that have not begun, and functions to call. Used by Worker."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from batchmaker.compile.export import torch_dtype
 from batchmaker.engine.request import InFlight
 from batchmaker.engine.stop_tests import Failures, StopTests
 from batchmaker.executor.base import StepsResult
-from batchmaker.executor.tables import as_array
+from batchmaker.executor.state_tables import as_array
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import ValueSequence
 from batchmaker.model.region_recorder import Recorded

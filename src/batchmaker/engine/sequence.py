@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, final
 
 from batchmaker.engine.answer import Answer
-from batchmaker.engine.loop import Loop
 from batchmaker.engine.open_sequences import said_end
 from batchmaker.engine.request import (
     Chunk,
@@ -24,6 +23,7 @@ from batchmaker.engine.request import (
     Ticket,
 )
 from batchmaker.engine.submission import Submitter
+from batchmaker.engine.worker import Worker
 from batchmaker.errors import SequenceError, StoppedError
 from batchmaker.model.moved_state import MovedState
 from batchmaker.model.structure import owned
@@ -45,12 +45,12 @@ class Sequence:
     def __init__(
         self,
         entry: SequenceEntry,
-        loop: Loop,
+        worker: Worker,
         submitter: Submitter,
         make_ticket: Callable[..., Ticket],
         identity: Callable[[], str],
         deadline_ms: float | None = None,
-        worker: int = 0,
+        number: int = 0,
         *,
         takes_last: bool = False,
     ) -> None:
@@ -58,8 +58,8 @@ class Sequence:
         self._entry = entry
         self._identity = identity
         self._takes_last = takes_last
-        self._loop = loop
         self._worker = worker
+        self._number = number
         self._submitter = submitter
         self._make_ticket = make_ticket  # Tickets.one with its model and its priority
         self._deadline_ms = deadline_ms
@@ -146,7 +146,7 @@ class Sequence:
         self._end_asked = self._end_asked or end
         self._entry.sequences.uncount(self._entry)
         with contextlib.suppress(StoppedError):  # the engine has stopped, and the sequence with it
-            self._loop.send(partial(self._end, end, drain=drain))
+            self._worker.send(partial(self._end, end, drain=drain))
 
     def __enter__(self) -> Sequence:
         return self
@@ -172,7 +172,7 @@ class Sequence:
             self._check()
         due_ms = self._deadline_ms if deadline_ms is None else deadline_ms
         ticket = self._make_ticket(owned(chunk), due_ms, now_s=now_s)
-        ticket.chunk, ticket.worker = Chunk(self._entry, self._era, last=last and self._takes_last), self._worker
+        ticket.chunk, ticket.worker = Chunk(self._entry, self._era, last=last and self._takes_last), self._number
         ticket.precedence, ticket.is_urgent = ticket.precedence + 1, True
         return ticket
 
@@ -183,7 +183,7 @@ class Sequence:
     def _tell(self, control: Control, *, stream: bool = False) -> Answer:
         self._check()
         ticket = self._make_ticket(None, math.inf)
-        ticket.chunk, ticket.worker = Chunk(self._entry, self._era, control=control), self._worker
+        ticket.chunk, ticket.worker = Chunk(self._entry, self._era, control=control), self._number
         ticket.precedence, ticket.is_urgent = ticket.precedence + 1, True
         ticket.counted = False
         return self._submitter.submit(ticket, stream=stream)
@@ -196,5 +196,5 @@ class Sequence:
     def _end(self, end: SequenceEnd, *, drain: bool) -> None:
         if not drain:
             for request_id in reversed(self._entry.outstanding):
-                self._loop.cancel(request_id)
+                self._worker.cancel(request_id)
         self._entry.sequences.close(self._entry, end)

@@ -12,10 +12,10 @@ from batchmaker.compiled import is_compiling
 from batchmaker.engine.answer import Answer
 from batchmaker.engine.catalogue import Catalogue
 from batchmaker.engine.cell_driver import CellDriver
-from batchmaker.engine.loop import Loop
 from batchmaker.engine.request import Ticket
 from batchmaker.engine.sequence import Sequence as OpenSequence
 from batchmaker.engine.setup import Drivers, cost_profile, wants_costs
+from batchmaker.engine.worker import Worker
 from batchmaker.errors import BatchmakerError, ModelError, SequenceLimitError
 from batchmaker.model.registry import CellRegistry
 from batchmaker.policies.base import CellPolicy
@@ -23,7 +23,7 @@ from batchmaker.policies.base import CellPolicy
 
 @final
 class Start:
-    """Starts an engine whose loops run. The first computes the examples; what is proved is proved for all.
+    """Starts an engine whose workers run. The first computes the examples; what is proved is proved for all.
 
     threads: with which the cells' steps are timed, for policies that want costs; None if they cannot be timed here.
     ticket: makes the ticket of an example request, given the name of its model. open_sequence: opens a sequence of a
@@ -34,7 +34,7 @@ class Start:
         self,
         catalogue: Catalogue,
         registry: CellRegistry,
-        loops: Sequence[Loop],
+        workers: Sequence[Worker],
         drivers: Sequence[Drivers],
         threads: int | None,
         ticket: Callable[[Any, str], Ticket],
@@ -42,7 +42,7 @@ class Start:
     ) -> None:
         self._catalogue = catalogue
         self._registry = registry
-        self._loops = loops
+        self._workers = workers
         self._drivers = drivers
         self._threads = threads
         self._ticket = ticket
@@ -66,7 +66,7 @@ class Start:
     def _run(self) -> None:
         examples = [(served.name, request) for served in self._catalogue for request in served.model.examples]
         has_examples = bool(examples) or any(served.model.example_chunks for served in self._catalogue)
-        driver, policy = self._loops[0].driver if has_examples else None, self._drivers[0].policy
+        driver, policy = self._workers[0].driver if has_examples else None, self._drivers[0].policy
         if isinstance(driver, CellDriver):
             driver.await_materialise()
             self._prove_chunks()
@@ -82,9 +82,9 @@ class Start:
             threads = self._threads if isinstance(driver, CellDriver) else None
             profile = cost_profile(self._catalogue, self._registry, threads)
             if profile is not None:
-                for loop, drivers in zip(self._loops, self._drivers, strict=True):
-                    own = profile if loop is self._loops[0] else copy.deepcopy(profile)  # policies add what they see
-                    loop.call_soon(partial(drivers.use_profile, own))
+                for worker, drivers in zip(self._workers, self._drivers, strict=True):
+                    own = profile if worker is self._workers[0] else copy.deepcopy(profile)  # policies add to theirs
+                    worker.call_soon(partial(drivers.use_profile, own))
 
     def _prove_chunks(self) -> None:
         for served in self._catalogue:
@@ -98,8 +98,8 @@ class Start:
     def _prove(self, ticket: Ticket, what: str, name: str) -> None:
         self._doing = f"computes the example {what} of model {name!r}"
         ticket.counted = False
-        ticket.answer = answer = Answer(ticket.request_id, self._loops[0])
-        self._loops[0].send([ticket])
+        ticket.answer = answer = Answer(ticket.request_id, self._workers[0])
+        self._workers[0].send([ticket])
         try:
             answer.result()
         except BatchmakerError as error:

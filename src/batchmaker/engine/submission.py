@@ -139,7 +139,7 @@ class Tickets:
 
 
 class Sending(Handover, Protocol):
-    """The part of the engine that takes requests; see `batchmaker.engine.loop.Loop`."""
+    """The part of the engine that takes requests; see `batchmaker.engine.worker.Worker`."""
 
     is_running: bool
 
@@ -161,17 +161,17 @@ class Sending(Handover, Protocol):
 class Submitter:
     """Hands tickets to an engine.
 
-    loop: takes them. start: starts it. room: the limit, None for no limit.
+    entrance: takes them. start: starts it. room: the limit, None for no limit.
 
     The requests of one turn of an event loop are handed over together, at the end of the turn. If each were handed over
     alone, each would wake the engine's thread. Then this thread would run small batches, and would compete with the
     event loop for the interpreter.
     """
 
-    __slots__ = ("_loop", "_releasing", "_room", "_start")
+    __slots__ = ("_entrance", "_releasing", "_room", "_start")
 
-    def __init__(self, loop: Sending, start: Callable[[], object], room: Room | None) -> None:
-        self._loop = loop
+    def __init__(self, entrance: Sending, start: Callable[[], object], room: Room | None) -> None:
+        self._entrance = entrance
         self._start = start
         self._room = room
         self._releasing: asyncio.AbstractEventLoop | None = None  # the event loop that scheduled the last release
@@ -182,7 +182,7 @@ class Submitter:
         Raises QueueFullError if there is no room, StoppedError if the engine has stopped.
         """
         values = Values() if stream else None
-        ticket.answer = answer = Answer(ticket.request_id, self._loop, values)
+        ticket.answer = answer = Answer(ticket.request_id, self._entrance, values)
         if values is not None:
             ticket.on_value = values.put
         self._submit([ticket])
@@ -195,7 +195,7 @@ class Submitter:
         """
         answers: list[Answer] = []
         for ticket in tickets:
-            ticket.answer = answer = Answer(ticket.request_id, self._loop)
+            ticket.answer = answer = Answer(ticket.request_id, self._entrance)
             answers.append(answer)
         while tickets:
             tickets = self._submit(tickets)
@@ -216,9 +216,9 @@ class Submitter:
         try:
             for ticket in tickets:
                 ticket.has_place = self._room is not None
-            if not self._loop.is_running:
+            if not self._entrance.is_running:
                 self._start()
-            self._loop.send(tickets)
+            self._entrance.send(tickets)
         except BaseException:
             if self._room is not None:
                 self._room.leave(len(tickets))
@@ -234,12 +234,12 @@ class Submitter:
             for ticket in tickets:
                 ticket.has_place = True
         try:
-            if not self._loop.is_running:
+            if not self._entrance.is_running:
                 self._start()
             if running is None:
-                self._loop.send(tickets)
+                self._entrance.send(tickets)
                 return others
-            self._loop.hold(tickets)
+            self._entrance.hold(tickets)
         except BaseException:  # the engine has stopped or could not start: it has no request
             if self._room is not None:
                 self._room.leave(len(tickets))
@@ -255,20 +255,20 @@ class Submitter:
 
     def _release_all(self) -> None:
         self._releasing = None  # before the release: requests after this line schedule a release of their own
-        self._loop.release()
+        self._entrance.release()
 
     def _places(self, room: Room, wanted: int, *, in_event_loop: bool) -> int:
         """Take places for requests: for all, or for some if this caller may wait for the others."""
         taken = room.take(wanted)
         if taken == wanted:
             return taken
-        if not room.waits or in_event_loop or self._loop.is_own_thread:
+        if not room.waits or in_event_loop or self._entrance.is_own_thread:
             if taken:
                 room.leave(taken)
             raise room.full()
         if taken:
             return taken
-        self._loop.release()  # held requests have places, and are answered only after this
+        self._entrance.release()  # held requests have places, and are answered only after this
         return room.take_later(wanted)
 
     def map(
@@ -312,9 +312,9 @@ class Submitter:
         taken = self._room.take(wanted)
         if taken or not can_wait:
             return taken
-        if self._loop.is_own_thread:
+        if self._entrance.is_own_thread:
             raise self._room.full()
-        self._loop.release()
+        self._entrance.release()
         return self._room.take_later(wanted)
 
     def _send_together(

@@ -1,4 +1,4 @@
-"""The requests that an engine has accepted and not answered: each gets exactly one answer. Used by Loop."""
+"""The requests that an engine has accepted and not answered: each gets exactly one answer. Used by Worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Unanswered:
         self._claimed: dict[RequestId, Ticket] = {}  # those that the engine's thread has taken out and not delivered
         self._instead: dict[RequestId, Ticket] = {}  # those that another thread has answered, until they are counted
         # The work that came, and the work that left. Each is written by one thread at a time: by those that send, who
-        # have the lock of Loop; by the engine's thread; and by the thread that answers in its place.
+        # have the lock of Worker; by the engine's thread; and by the thread that answers in its place.
         self._came = self._left_here = self._left_instead = 0
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""The workers of an engine: each has a loop with a driver, a scheduler and rows of its own. Requests are dealt to them.
+"""The workers of an engine: each has a thread, a driver, a scheduler and rows of its own. Requests are dealt to them.
 
 Nothing is shared by workers at a step: a request runs in one of them from its first cell to its last, and so does a
 sequence. A worker that has nothing to do is given what has not begun at another.
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.heartbeat import Heartbeat
-from batchmaker.engine.loop import Loop
 from batchmaker.engine.request import Ticket
 from batchmaker.engine.stats import DriverStats
+from batchmaker.engine.worker import Worker
 from batchmaker.scheduler.events import RequestId
 
 TO_BE_BUSY: Final = 0.7
@@ -36,34 +36,34 @@ _COUNTED: Final = (list, str, bytes, bytearray)
 
 @final
 class Workers:
-    """The loops of an engine, which take requests as one does. Any thread may call its methods.
+    """The workers of an engine, which take requests as one does. Any thread may call its methods.
 
     A request goes to the worker with the least work. The work of a request is taken to be the number of its values,
     such as words; see `work_of`. It is only compared with the work of others.
 
     adapts: whether as many take requests as the interpreter's lock lets run (see `_num_useful`); otherwise all do.
     is_running: whether the threads have been started. entrance: what takes requests, and callers wait with: this
-    object, or the only loop.
+    object, or the only worker.
     """
 
-    def __init__(self, loops: Sequence[Loop], *, adapts: bool = False) -> None:
-        self.loops = tuple(loops)
+    def __init__(self, workers: Sequence[Worker], *, adapts: bool = False) -> None:
+        self.members = tuple(workers)
         self._adapts = adapts and hasattr(time, "pthread_getcpuclockid")
         self._looked_s, self._seen_s = time.monotonic(), 0.0
-        self._num_taking = len(self.loops)
+        self._num_taking = len(self.members)
         self.is_running = False
-        self.entrance = self.loops[0] if len(self.loops) == 1 else self
+        self.entrance = self.members[0] if len(self.members) == 1 else self
         if self.entrance is self:
-            for loop in loops:
-                loop.on_idle = partial(self._seek_work, loop)
-                loop.on_failed = partial(self._end, drain=True)
+            for worker in workers:
+                worker.on_idle = partial(self._seek_work, worker)
+                worker.on_failed = partial(self._end, drain=True)
 
     # --- life ----------------------------------------------------------------------------------------------------
 
     @property
     def drivers(self) -> tuple[Driver, ...]:
-        """What the loops turn."""
-        return tuple([loop.driver for loop in self.loops])
+        """What the workers turn."""
+        return tuple([worker.driver for worker in self.members])
 
     @property
     def stats(self) -> DriverStats:
@@ -73,20 +73,20 @@ class Workers:
     @property
     def is_own_thread(self) -> bool:
         """Whether the caller runs in the thread of a worker, as a callback does."""
-        return any(loop.is_own_thread for loop in self.loops)
+        return any(worker.is_own_thread for worker in self.members)
 
     def heartbeat(self) -> Heartbeat:
         """Return the heartbeat of a worker that is not alive, otherwise of the one in its present turn for longest."""
-        return max([loop.heartbeat() for loop in self.loops], key=lambda beat: (not beat.alive, beat.busy_for_s))
+        return max([worker.heartbeat() for worker in self.members], key=lambda beat: (not beat.alive, beat.busy_for_s))
 
     def start(self) -> bool:
         """Start all threads. False if that was done before. Raises StoppedError after `stop`."""
-        started = [loop.start() for loop in self.loops]
+        started = [worker.start() for worker in self.members]
         self.is_running = True
         return started[0]
 
     def stop(self, *, drain: bool, within_s: float | None = None) -> bool:
-        """Take no more requests, finish the accepted ones, and end all threads; see Loop.end and Loop.join.
+        """Take no more requests, finish the accepted ones, and end all threads; see Worker.end and Worker.join.
 
         Returns whether they have ended. If it is called in one of them, such as in a callback, it returns at once.
         """
@@ -94,56 +94,58 @@ class Workers:
         if self.is_own_thread:
             return False
         until_s = None if within_s is None else time.monotonic() + within_s
-        ended = [loop.join(None if until_s is None else max(0.0, until_s - time.monotonic())) for loop in self.loops]
+        ended = [
+            worker.join(None if until_s is None else max(0.0, until_s - time.monotonic())) for worker in self.members
+        ]
         return all(ended)
 
     def check(self) -> None:
         """Raise StoppedError if no more requests are taken."""
-        for loop in self.loops:
-            loop.check()
+        for worker in self.members:
+            worker.check()
 
-    def least_sequences(self) -> tuple[int, Loop]:
-        """Return the number and the loop of the worker with the fewest open sequences."""
-        taking = self.loops[: self._num_useful()]
+    def least_sequences(self) -> tuple[int, Worker]:
+        """Return the number and the worker with the fewest open sequences."""
+        taking = self.members[: self._num_useful()]
         return min(enumerate(taking), key=lambda worker: worker[1].driver.num_sequences)
 
     def _end(self, *, drain: bool) -> None:
-        for loop in self.loops:
-            loop.end(drain=drain)
+        for worker in self.members:
+            worker.end(drain=drain)
 
     # --- requests ------------------------------------------------------------------------------------------------
 
     def send(self, item: list[Ticket]) -> None:
         """Accept requests that come together. Raises StoppedError after `stop`."""
-        for loop, share in self._dealt(item):
-            loop.send(share)
+        for worker, share in self._dealt(item):
+            worker.send(share)
 
     def hold(self, tickets: list[Ticket]) -> None:
-        """Accept requests, but hand them over later; see Loop.hold."""
-        for loop, share in self._dealt(tickets):
-            loop.hold(share)
+        """Accept requests, but hand them over later; see Worker.hold."""
+        for worker, share in self._dealt(tickets):
+            worker.hold(share)
 
     def release(self) -> None:
         """Hand over all held requests."""
-        for loop in self.loops:
-            loop.release()
+        for worker in self.members:
+            worker.release()
 
     def cancel(self, request_id: RequestId) -> None:
         """Give a request up, whichever worker has it. An answer asks its own."""
-        for loop in self.loops:
-            loop.cancel(request_id)
+        for worker in self.members:
+            worker.cancel(request_id)
 
-    def _dealt(self, tickets: Sequence[Ticket]) -> list[tuple[Loop, list[Ticket]]]:
+    def _dealt(self, tickets: Sequence[Ticket]) -> list[tuple[Worker, list[Ticket]]]:
         """Say which worker gets which of these requests."""
         shares: dict[int, list[Ticket]] = {}
-        least = [(loop.work, number) for number, loop in enumerate(self.loops[: self._num_useful()])]
+        least = [(worker.work, number) for number, worker in enumerate(self.members[: self._num_useful()])]
         heapify(least)
         for ticket in tickets:
             ticket.work = work_of(ticket.request)
             number = ticket.worker
             if number is None:
                 work, number = least[0]
-                while number not in shares and len(least) > 1 and self.loops[number].busy_for_s > LONG_TURN_S:
+                while number not in shares and len(least) > 1 and self.members[number].busy_for_s > LONG_TURN_S:
                     heappop(least)
                     work, number = least[0]
                 heapreplace(least, (work + ticket.work, number))
@@ -152,8 +154,8 @@ class Workers:
                 share = shares[number] = []
             share.append(ticket)
             if ticket.answer is not None:
-                ticket.answer.handover = self.loops[number]
-        return [(self.loops[number], share) for number, share in shares.items()]
+                ticket.answer.handover = self.members[number]
+        return [(self.members[number], share) for number, share in shares.items()]
 
     def _num_useful(self) -> int:
         """Return how many workers are to take requests.
@@ -165,17 +167,17 @@ class Workers:
         now_s = time.monotonic()
         if not self._adapts or now_s < self._looked_s + LOOK_S:
             return self._num_taking
-        seen_s = sum([loop.used_s for loop in self.loops])
+        seen_s = sum([worker.used_s for worker in self.members])
         busy = (seen_s - self._seen_s) / (now_s - self._looked_s)
         self._looked_s, self._seen_s = now_s, seen_s
-        self._num_taking = min(len(self.loops), int(busy / TO_BE_BUSY) + 2)
+        self._num_taking = min(len(self.members), int(busy / TO_BE_BUSY) + 2)
         return self._num_taking
 
-    def _seek_work(self, idle: Loop) -> None:
+    def _seek_work(self, idle: Worker) -> None:
         """Ask the worker with the most work for some of it. Called in the thread of the idle one."""
-        if idle not in self.loops[: self._num_taking]:
+        if idle not in self.members[: self._num_taking]:
             return
-        busiest = max(self.loops, key=lambda loop: loop.work)
+        busiest = max(self.members, key=lambda worker: worker.work)
         if busiest is not idle and busiest.work:
             busiest.call_soon(partial(busiest.give, idle))
 

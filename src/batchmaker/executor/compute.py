@@ -15,7 +15,7 @@ from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.run_form import RunForm, run_form
 from batchmaker.errors import OptionError
 from batchmaker.executor.base import RunCounts, StepsResult
-from batchmaker.executor.tables import StateTables
+from batchmaker.executor.state_tables import StateTables
 from batchmaker.executor.task_loop import HOISTED_SIZES
 from batchmaker.executor.task_steps import TaskRunner
 from batchmaker.graph.spec import CellType, TypeId

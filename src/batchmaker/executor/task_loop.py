@@ -17,7 +17,7 @@ from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.node_loop import NodeTask
 from batchmaker.compile.state_loop import StateTask
 from batchmaker.executor.base import LoopTests
-from batchmaker.executor.tables import StateTables
+from batchmaker.executor.state_tables import StateTables
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.greedy import GreedyLoop
 from batchmaker.kernels.cpu.loop import LoopTask, RecurrentLoop

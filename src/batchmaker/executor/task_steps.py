@@ -21,7 +21,7 @@ from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import LoopTests, RunCounts, StepsResult
 from batchmaker.executor.by_table import by_table
 from batchmaker.executor.memories import MemoryReader
-from batchmaker.executor.tables import StateTables, as_array
+from batchmaker.executor.state_tables import StateTables, as_array
 from batchmaker.executor.task_loop import MAX_HOISTED_ROWS, hoisted_rows, run_in_loop
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.scheduler.commands import ZERO_TABLE, RowSource, RunTask, TableId, TaskLanes, within

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from batchmaker.arrays import Ints
 from batchmaker.graph.spec import GIVEN, CellType
 from batchmaker.scheduler import extents
+from batchmaker.scheduler.addresses import State, addresses_of
 from batchmaker.scheduler.layout import (
     ALIVE,
     BASE,
@@ -67,7 +68,6 @@ from batchmaker.scheduler.layout import (
     USED,
     WORKER_FIELDS,
 )
-from batchmaker.scheduler.tables import State, addresses_of
 
 FIRST_LANES: Final = 64
 UNKNOWN_S: Final = 1e-4

@@ -7,6 +7,7 @@ import numpy as np
 from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_inline, compiled_within
 from batchmaker.scheduler import extents
+from batchmaker.scheduler.addresses import State, state_at
 from batchmaker.scheduler.admission import enter_extents
 from batchmaker.scheduler.copies import (
     COPY_FIELDS,
@@ -56,7 +57,6 @@ from batchmaker.scheduler.layout import (
     SUBGRAPHS,
 )
 from batchmaker.scheduler.progress import release
-from batchmaker.scheduler.tables import State, state_at
 
 
 @compiled_within

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_inline
+from batchmaker.scheduler.addresses import state_at
 from batchmaker.scheduler.commands import Command, FetchOutput, Keep, Reserve, RunTask, TaskLanes, TaskMemories
 from batchmaker.scheduler.events import TaskId, WorkerId
 from batchmaker.scheduler.find_steps import find_steps
@@ -85,7 +86,6 @@ from batchmaker.scheduler.steps import (
     packed,
     without_steps,
 )
-from batchmaker.scheduler.tables import state_at
 
 BATCHES_AHEAD: Final = 2
 """How many full batches of ready nodes are candidates for a task that is bounded by time.

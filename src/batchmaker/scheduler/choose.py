@@ -8,6 +8,7 @@ from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_within
 from batchmaker.policies.ageing import overdue_first
 from batchmaker.policies.order import ALGORITHM_1, LONGEST_READY, LOWEST_DEPTH, MEAN_DEPTH, READY_SHARE, ranked
+from batchmaker.scheduler.addresses import State
 from batchmaker.scheduler.layout import (
     AGED_EVERY,
     GAVE_WAY,
@@ -33,7 +34,6 @@ from batchmaker.scheduler.layout import (
 )
 from batchmaker.scheduler.priorities import as_member, level_of
 from batchmaker.scheduler.queues import ages_and_ranks, ready_types
-from batchmaker.scheduler.tables import State
 
 
 @compiled_within

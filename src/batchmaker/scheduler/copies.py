@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_inline, compiled_within
 from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.scheduler.addresses import State, addresses_of, row_at, state_at, table_at
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.commands import ZERO_TABLE, TableId
 from batchmaker.scheduler.events import RequestArrived
@@ -60,7 +61,6 @@ from batchmaker.scheduler.layout import (
     WAITING,
 )
 from batchmaker.scheduler.numbering import Extent, LocalNumbers
-from batchmaker.scheduler.tables import State, addresses_of, row_at, state_at, table_at
 
 MAX_FORMS: Final = 8192
 MAX_NODES: Final = 1 << 19

@@ -14,6 +14,7 @@ import numpy as np
 
 from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_within, number
+from batchmaker.scheduler.addresses import row_at, state_at, table_at
 from batchmaker.scheduler.arrive import begin_copies, has_room
 from batchmaker.scheduler.copies import (
     forms_at,
@@ -39,7 +40,6 @@ from batchmaker.scheduler.layout import (
     USES,
 )
 from batchmaker.scheduler.progress import free_rows
-from batchmaker.scheduler.tables import row_at, state_at, table_at
 
 OUTPUTS: Final = number(64)
 

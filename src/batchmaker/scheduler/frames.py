@@ -13,6 +13,7 @@ from batchmaker.graph.cell_graph import HOST, CellGraph
 from batchmaker.graph.regions import ARGUMENT, Branch, Choice, Item, Pick, Region, Segment, WhileLoop
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler import decide
+from batchmaker.scheduler.addresses import addresses_of
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.commands import FailureKind, Reserve
 from batchmaker.scheduler.decide import (
@@ -53,7 +54,6 @@ from batchmaker.scheduler.decide import (
 from batchmaker.scheduler.layout import EDGES, EXTENTS, FIRST, NODES, NOWHERE, NUM_PORTS, PLACES, STORED, SUBGRAPHS
 from batchmaker.scheduler.rows import NoMemoryError
 from batchmaker.scheduler.state import NO_NODES, SchedulerState
-from batchmaker.scheduler.tables import addresses_of
 
 MOST_CODE: Final = 1 << 20
 """With more words of code than this, all regions are forgotten once no request has any."""

@@ -10,6 +10,7 @@ import numpy as np
 from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_within
 from batchmaker.scheduler import extents
+from batchmaker.scheduler.addresses import State, state_at
 from batchmaker.scheduler.layout import (
     ALIVE,
     BASE,
@@ -49,7 +50,6 @@ from batchmaker.scheduler.layout import (
 from batchmaker.scheduler.progress import free_rows
 from batchmaker.scheduler.queues import discard
 from batchmaker.scheduler.sequence_store import store_kept
-from batchmaker.scheduler.tables import State, state_at
 
 
 @compiled

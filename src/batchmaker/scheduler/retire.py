@@ -8,6 +8,7 @@ import numpy as np
 
 from batchmaker.arrays import Flags, Ints
 from batchmaker.compiled import compiled, compiled_within, number
+from batchmaker.scheduler.addresses import state_at
 from batchmaker.scheduler.layout import (
     ID,
     LANES_BEGIN,
@@ -49,7 +50,6 @@ from batchmaker.scheduler.steps import (
     STEERS,
     part_of,
 )
-from batchmaker.scheduler.tables import state_at
 
 NUM_OVER, NUM_DYING, NUM_DONE, NUM_STOPPED, RETIRED = map(number, range(5))
 LEFT_WORKER, LEFT_LANE = map(number, range(2))

@@ -18,6 +18,7 @@ from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_within
 from batchmaker.errors import InvariantError
 from batchmaker.scheduler import extents
+from batchmaker.scheduler.addresses import State, state_at
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.copies import earlier_node
 from batchmaker.scheduler.events import RequestArrived, SequenceId
@@ -42,7 +43,6 @@ from batchmaker.scheduler.layout import (
 )
 from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.progress import free_rows
-from batchmaker.scheduler.tables import State, state_at
 
 LIST_WORDS: Final = 1 << 16
 """How long all lists of nodes that requests keep may be together before those are dropped that nobody needs."""

@@ -9,6 +9,7 @@ import numpy as np
 from batchmaker.arrays import Flags, Ints
 from batchmaker.compiled import compiled, compiled_unlocked, compiled_within, number
 from batchmaker.policies.ageing import note_ran
+from batchmaker.scheduler.addresses import State, state_at
 from batchmaker.scheduler.arrive import arrive
 from batchmaker.scheduler.batching import form
 from batchmaker.scheduler.choose import choose
@@ -28,7 +29,6 @@ from batchmaker.scheduler.layout import (
 from batchmaker.scheduler.queues import ready_types
 from batchmaker.scheduler.retire import NUM_DONE, NUM_OVER, RETIRED, retire
 from batchmaker.scheduler.steps import HEADER, LANES_WANTED, NUM_STEPS, ROWS_WANTED
-from batchmaker.scheduler.tables import State, state_at
 
 NUM_BEGUN, NEXT_WORKER, AT_TYPE, BY_AGE, NUM_TYPES, DECIDED, TURN = map(number, range(int(RETIRED), int(RETIRED) + 7))
 """What `turn` returns begins with the counts of `retire`, and then

@@ -10,7 +10,7 @@ import typer
 
 from batchmaker.cli import options
 from batchmaker.cli.policy_model import warn_of_another_model
-from batchmaker.cli.simulate import device, fleet, fleet_options, tables, workload
+from batchmaker.cli.simulate import device, fleet, fleet_options, output, workload
 from batchmaker.cli.simulate.plan import Ask, make_study, run_study
 from batchmaker.cli.simulate.study import Result, Study
 from batchmaker.cost.profile import CostProfile
@@ -147,9 +147,9 @@ def _machine(plan: Blueprint, profile: CostProfile, *, npu: bool, workers: int, 
 
 def _show(results: Sequence[Result], json: Path | None, png: Path | None, title: str, under: str) -> None:
     """Print the tables; write the results to `json` and the picture to `png`, if given."""
-    tables.show(options.out(), results)
-    tables.show_differences(options.out(), results)
+    output.show(options.out(), results)
+    output.show_differences(options.out(), results)
     if json is not None:
         options.write_json(json, results)
     if png is not None:
-        draw_panels(png, tables.panels(results), title, under)
+        draw_panels(png, output.panels(results), title, under)

@@ -24,7 +24,7 @@ from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError, Lau
 from batchmaker.executor.cuda.fetches import Fetched
 from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import described
-from batchmaker.executor.cuda.tables import DeviceTables
+from batchmaker.executor.cuda.state_tables import DeviceTables
 from batchmaker.kernels.layer import CallBuffers
 from batchmaker.scheduler.commands import RunTask
 

@@ -17,7 +17,7 @@ from batchmaker.compile.run_form import RunForm
 from batchmaker.executor.cuda.at_once import TaskProgram
 from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import TARGETS_OF_STEP, DeviceProgram
-from batchmaker.executor.cuda.tables import row_bytes
+from batchmaker.executor.cuda.state_tables import row_bytes
 from batchmaker.executor.task_loop import HOISTED_SIZES, MAX_HOISTED_ROWS
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 

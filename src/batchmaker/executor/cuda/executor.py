@@ -23,8 +23,8 @@ from batchmaker.executor.cuda.device import Device, DeviceLostError
 from batchmaker.executor.cuda.fetches import Fetched, fetched
 from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import Failures
+from batchmaker.executor.cuda.state_tables import DeviceTables
 from batchmaker.executor.cuda.step_by_step import SteppedTask, chained_positions, fill_hoisted
-from batchmaker.executor.cuda.tables import DeviceTables
 from batchmaker.executor.cuda.watcher import Watcher
 from batchmaker.executor.task_loop import MAX_HOISTED_ROWS
 from batchmaker.graph.spec import CellType, TypeId

@@ -16,7 +16,7 @@ from batchmaker.executor.cuda.cells import DeviceCells, HoistedRows
 from batchmaker.executor.cuda.fetches import fetched
 from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import FETCH, KEEP, LANE, TARGETS_OF_STEP, DeviceProgram
-from batchmaker.executor.cuda.tables import DeviceTables, row_bytes
+from batchmaker.executor.cuda.state_tables import DeviceTables, row_bytes
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.commands import RunTask
 

@@ -53,6 +53,7 @@ from batchmaker.policies.expectation import CORRECT_EVERY
 from batchmaker.policies.requests import RequestColumns, submit
 from batchmaker.policies.run_lengths import note_ended
 from batchmaker.policies.type_order import count_chains, type_order
+from batchmaker.scheduler.addresses import State, state_at
 from batchmaker.scheduler.arrive import arrive, begin, wait
 from batchmaker.scheduler.layout import HEAD_OF_QUEUE, ID, NOWHERE, REQUEST, TAIL_OF_QUEUE
 from batchmaker.scheduler.queues import ready_types
@@ -68,7 +69,6 @@ from batchmaker.scheduler.steps import (
     POSITIONS,
     part_of,
 )
-from batchmaker.scheduler.tables import State, state_at
 from batchmaker.scheduler.turn import form_next
 
 

@@ -1,4 +1,4 @@
-"""How many requests the engine's loop takes at once, by the time that they take. The clock is virtual."""
+"""How many requests the worker takes at once, by the time that they take. The clock is virtual."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from batchmaker.clock import VirtualClock
 from batchmaker.engine.incoming import FEWEST_ARRIVALS, MOST_ARRIVALS, SOON_S
-from batchmaker.engine.loop import Loop
 from batchmaker.engine.request import Ticket
+from batchmaker.engine.worker import Worker
 from batchmaker.scheduler.events import RequestId
 
 
@@ -40,12 +40,12 @@ class Taking:
 
 def turned(driver: Taking, *bursts: int) -> list[int]:
     """Return how many requests each turn takes where these many come, each burst once the one before it is taken."""
-    loop = Loop(cast(Any, driver), lambda failed: failed, driver.clock, lambda *_: None)
+    worker = Worker(cast(Any, driver), lambda failed: failed, driver.clock, lambda *_: None)
     for burst in bursts:
-        loop.send([Ticket(RequestId(i), None, 0.0, None, model=cast(Any, None)) for i in range(burst)])
+        worker.send([Ticket(RequestId(i), None, 0.0, None, model=cast(Any, None)) for i in range(burst)])
         sent = sum(driver.taken) + burst
         while sum(driver.taken) < sent:
-            loop._turn()
+            worker._turn()
     return driver.taken
 
 
@@ -63,24 +63,24 @@ def test_fewer_are_taken_after_a_turn_that_was_too_long_though_it_was_not_full()
     turned(driver, 1000)
     assert MOST_ARRIVALS in driver.taken
     driver.each_s = 1e-3
-    loop = Loop(cast(Any, driver), lambda failed: failed, driver.clock, lambda *_: None)
-    loop._incoming._most_arrivals = MOST_ARRIVALS
+    worker = Worker(cast(Any, driver), lambda failed: failed, driver.clock, lambda *_: None)
+    worker._incoming._most_arrivals = MOST_ARRIVALS
     driver.taken.clear()
     for burst in (200, 500):
-        loop.send([Ticket(RequestId(i), None, 0.0, None, model=cast(Any, None)) for i in range(burst)])
-        loop._turn()
+        worker.send([Ticket(RequestId(i), None, 0.0, None, model=cast(Any, None)) for i in range(burst)])
+        worker._turn()
     assert driver.taken == [200, FEWEST_ARRIVALS]
 
 
 def test_beside_live_streams_that_keep_the_workers_busy_only_urgent_requests_begin() -> None:
     driver = Taking(VirtualClock(), 1e-6)
     driver.has_live_streams, driver.wants_requests = True, False
-    loop = Loop(cast(Any, driver), lambda failed: failed, driver.clock, lambda *_: None)
-    loop.send([Ticket(RequestId(i), None, 0.0, None, model=cast(Any, None)) for i in range(2000)])
-    loop._incoming.take()
-    assert not loop._should_accept()  # the next turn waits for something to come, however many there are
-    loop.send([Ticket(RequestId(2000), None, 0.0, 1.0, model=cast(Any, None))])  # with a deadline
-    loop._turn()
+    worker = Worker(cast(Any, driver), lambda failed: failed, driver.clock, lambda *_: None)
+    worker.send([Ticket(RequestId(i), None, 0.0, None, model=cast(Any, None)) for i in range(2000)])
+    worker._incoming.take()
+    assert not worker._should_accept()  # the next turn waits for something to come, however many there are
+    worker.send([Ticket(RequestId(2000), None, 0.0, 1.0, model=cast(Any, None))])  # with a deadline
+    worker._turn()
     assert driver.taken == [1]
-    assert loop._incoming.num_waiting == 2000
-    assert not loop._should_accept()
+    assert worker._incoming.num_waiting == 2000
+    assert not worker._should_accept()

@@ -40,14 +40,14 @@ _LOG = logging.getLogger("batchmaker.engine")
 
 
 @final
-class Loop:
+class Worker:
     """Turns a driver in a thread of its own until it is stopped and every request is answered.
 
     remake: makes the driver that goes on in place of one that has failed. on_settled, left: see Unanswered; on_settled
     must not raise. give_up_late: whether requests fail at their deadlines; then they also do so while a turn takes
     long. starting: what the engine does while it starts, in words, and the cell that is compiled; "" otherwise.
     aged_every: see WaitingLine.
-    is_running: whether the thread has been started. on_idle: called in the loop's thread when no request is left.
+    is_running: whether the thread has been started. on_idle: called in its thread when no request is left.
     on_failed: called there after a failure that ends the engine.
     """
 
@@ -103,7 +103,7 @@ class Loop:
 
     @property
     def is_own_thread(self) -> bool:
-        """Whether the caller runs in the loop's thread, as a callback does."""
+        """Whether the caller runs in its thread, as a callback does."""
         return threading.current_thread() is self._thread
 
     def heartbeat(self) -> Heartbeat:
@@ -186,7 +186,7 @@ class Loop:
             raise StoppedError(self._refusal) from self._crash
 
     def send(self, item: Item) -> None:
-        """Accept requests that come together, or a function for the loop's thread. Raises StoppedError after `stop`."""
+        """Accept requests that come together, or a function for its thread. Raises StoppedError after `stop`."""
         with self._lock:
             if self._refusal:
                 self._check()
@@ -216,11 +216,11 @@ class Loop:
         self._incoming.inbox.put(partial(self._cancel, request_id))
 
     def call_soon(self, action: Callable[[], None]) -> None:
-        """Call a function in the loop's thread, before the driver handles the next work."""
+        """Call a function in its thread, before the driver handles the next work."""
         self._incoming.inbox.put(action)
 
-    def give(self, other: Loop) -> None:
-        """Hand half of the requests that have not begun to a loop that has none. Call it in this loop's thread."""
+    def give(self, other: Worker) -> None:
+        """Hand half of the requests that have not begun to a worker that has none. Call it in this one's thread."""
         if self._draining:
             return
         spare = [*self._incoming.spare(), *self._driver.withdraw()]
@@ -233,7 +233,7 @@ class Loop:
         try:
             if ours:
                 other.send(ours)
-        except StoppedError:  # it stops, and this loop will
+        except StoppedError:  # it stops, and this one will
             for ticket in ours:
                 if ticket.answer is not None:
                     ticket.answer.handover = self
@@ -242,11 +242,11 @@ class Loop:
                 self._incoming.inbox.put(ours)
 
     def _notify(self) -> None:
-        """Wake the loop. Coalesces wake-ups: `_woken` says that one is in the inbox already.
+        """Wake the thread. Coalesces wake-ups: `_woken` says that one is in the inbox already.
 
         Race: two workers may both find `_woken` unset and both send one. The second wake-up does nothing.
         """
-        if threading.current_thread() is self._thread:  # the loop itself has computed a step
+        if threading.current_thread() is self._thread:  # it has itself computed a step
             self._work_waits = True
         elif not self._woken:
             self._woken = True
