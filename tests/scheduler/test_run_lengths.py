@@ -170,5 +170,5 @@ def test_a_profile_is_read_as_lazybatching_reads_it_also_when_more_was_learnt(
         reading(table, slot, letters, 60, letters, written)
         table.open[slot] = is_open
     slots = np.arange(len(under_way))
-    assert ours.told == {WRITE}
+    assert ours.predicted_types == {WRITE}
     assert ours.left(table, slots).tolist() == theirs.left(table, slots).tolist()

@@ -98,7 +98,7 @@ class _NoTests:
     """The stop tests of a task: see `batchmaker.engine.stop_tests.StopTests`. No loop ends at a value here."""
 
     test_of = last = output_of = constants = _NONE
-    over = is_constant = _NO_FLAGS
+    ended = is_constant = _NO_FLAGS
 
 
 @final
@@ -154,7 +154,7 @@ class StateLoop:
             (task.move_at, task.move_tables, task.move_rows),
             (task.keep_at, task.keep_rows, task.keep_tables, self._parts),
             room.copies_of(len(task.keep_tables), task), (self._made, self._fed_by), operations.code, room.scratch,
-            (found.test_of, found.last, found.output_of, found.over, found.constants), by_python, (stopped, skipped),
+            (found.test_of, found.last, found.output_of, found.ended, found.constants), by_python, (stopped, skipped),
             room.positions, room.from_at, room.block,
         )  # fmt: skip
         cursor = room.cursor

@@ -43,7 +43,7 @@ Places = tuple[Ints, Ints, Ints]
 not run."""
 
 Tests = tuple[Ints, Ints, Ints, Flags, Ints]
-"""test_of, last_of, output_of, over and constants of StopTests."""
+"""test_of, last_of, output_of, ended and constants of StopTests."""
 
 
 @compiled_part
@@ -60,7 +60,7 @@ def note_outputs(copies: Ints, tables: Ints, kept: Kept, made: Ints, values: Int
 
 @compiled_part
 def begin_step(
-    first: int, last: int, move: int, lanes: Ints, nodes: Ints, over: Flags, tables: Ints, moves: StateMoves,
+    first: int, last: int, move: int, lanes: Ints, nodes: Ints, ended: Flags, tables: Ints, moves: StateMoves,
     inputs: Inputs, room: Places, skipped: Flags,
 ) -> tuple[int, int]:  # fmt: skip
     """Bring the states that move, and collect the positions of a step that run; return the next move and their number.
@@ -79,7 +79,7 @@ def begin_step(
         move += 1
     count = 0
     for p in range(first, last):
-        if len(over) and over[nodes[p]]:
+        if len(ended) and ended[nodes[p]]:
             places[p] = held[p] = -1
             skipped[p] = True
         else:
@@ -127,7 +127,7 @@ def end_loops(
     count: int, running: Ints, nodes: Ints, values: Ints, watched: Ints, tests: Tests, stopped: Flags
 ) -> None:
     """Record the loops that end with a step. watched: [outputs] the value of each."""
-    test_of, last_of, output_of, over, constants = tests
+    test_of, last_of, output_of, ended, constants = tests
     for b in range(count):
         p = running[b]
         node = nodes[p]
@@ -137,28 +137,28 @@ def end_loops(
         if last_of[node] == node or holds(values, watched[output_of[test]], b, constants[test]):
             stopped[p] = True
             for after in range(node + 1, last_of[node] + 1):
-                over[after] = True
+                ended[after] = True
 
 
 @compiled_arithmetic
 def run_states(
     cursor: Ints, steps: tuple[Ints, Ints, Ints], tables: Ints, inputs: Inputs, moves: StateMoves, kept: Kept,
     copies: Ints, results: tuple[Ints, Ints], code: Code, scratch: Scratch, tests: Tests, by_python: bool,
-    ended: tuple[Flags, Flags], room: Places, from_at: Ints, block: int,
+    marks: tuple[Flags, Flags], room: Places, from_at: Ints, block: int,
 ) -> int:  # fmt: skip
     """Compute steps of a task from the cursor on, until all are done or Python has to do something.
 
     steps: ends, lanes and nodes of the StateTask. tables: addresses. copies: the fetches, with room before them for the
     kept outputs. results: the values that are the outputs, below 0, ~k for part k of the state, unchanged; and those
-    that feed the state, below 0 if it is unchanged. by_python: whether Python applies the stop tests. ended:
+    that feed the state, below 0 if it is unchanged. by_python: whether Python applies the stop tests. marks:
     [positions] where loops stopped and what did not run. from_at: room for [inputs, block]. A step of more than `block`
     rows has no calls.
     """
     ends, lanes, nodes = steps
     made, fed_by = results
     values, operations, addresses = scratch[0], code[0], code[6]
-    over = tests[3]
-    stopped, skipped = ended
+    ended = tests[3]
+    stopped, skipped = marks
     running, places, held = room
     if cursor[STEPS] == 0 and cursor[OPERATION] < 0:
         note_outputs(copies, tables, kept, made, values, inputs)
@@ -169,7 +169,7 @@ def run_states(
         first, last = ends[step - 1] if step else BEGIN, ends[step]
         if k < 0:
             k = BEGIN
-            move, count = begin_step(first, last, move, lanes, nodes, over, tables, moves, inputs, room, skipped)
+            move, count = begin_step(first, last, move, lanes, nodes, ended, tables, moves, inputs, room, skipped)
         begun, after = k, len(operations)
         for done in range(BEGIN, count, block):
             n = min(count - done, block)
@@ -192,7 +192,7 @@ def run_states(
         if by_python:
             why = AT_TEST
             break
-        if len(over):
+        if len(ended):
             end_loops(count, running, nodes, values, made, tests, stopped)
     cursor[STEPS], cursor[MOVE], cursor[OPERATION], cursor[RUNNING] = step, move, k, count
     if addresses[SET_THREADS]:

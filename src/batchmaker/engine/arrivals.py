@@ -18,7 +18,7 @@ from batchmaker.model.request_shapes import Leaf
 from batchmaker.model.scope import CellTypes
 from batchmaker.model.sequence_state import KeptState
 from batchmaker.model.template_cache import ProvenTemplates, Sight, TemplateCache
-from batchmaker.model.template_values import Drawn, Given, gather
+from batchmaker.model.template_values import Given, TemplateValues, gather
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding
 from batchmaker.scheduler.commands import Admit, TableId
@@ -45,7 +45,7 @@ class Arrivals:
         """The templates of all shapes seen."""
         return self._templates
 
-    def draw(self, tickets: Sequence[Ticket], level: int = 0) -> tuple[list[Drawn | None], list[Sight | None]]:
+    def draw(self, tickets: Sequence[Ticket], level: int = 0) -> tuple[list[TemplateValues | None], list[Sight | None]]:
         """Find the templates of these requests, and lay out their values.
 
         Returns two lists with one entry for each request: its template and values, or None if it must be unfolded; and
@@ -63,7 +63,7 @@ class Arrivals:
             ],
             level,
         )
-        drawn: list[Drawn | None] = [None] * len(tickets)
+        drawn: list[TemplateValues | None] = [None] * len(tickets)
         forms: dict[Hashable, tuple[list[int], list[Template], list[list[Leaf]]]] = {}
         for i, sight in enumerate(sights):
             if sight is None:
@@ -107,9 +107,9 @@ class Arrivals:
         """Write the values of requests with templates that were admitted. Must run before a task reads them."""
         together: dict[int, tuple[Given, list[int], list[int], tuple[TableId, ...]]] = {}
         for request, command in admitted:
-            if request.drawn is None:
+            if request.template_values is None:
                 continue
-            _, given, place = request.drawn
+            _, given, place = request.template_values
             alike = together.get(id(given))
             if alike is None:
                 alike = together[id(given)] = (given, [], [], command.host_tables)

@@ -430,7 +430,7 @@ class CellDriver:
                 found = [(shift, known[run.first]) for run in graph.runs if run.open_ended]
                 request.loops += tuple(found)
                 loops += found
-            if request.drawn is not None:
+            if request.template_values is not None:
                 self._unwritten.append((request, command))
                 continue
             try:
@@ -467,7 +467,7 @@ class CellDriver:
             if request.ticket.chunk is not None:
                 request.ticket.chunk.sequence.computed = request.unfolding.after  # see Sequences.decide
             if request.error is None:  # otherwise a value that it needs could not be written or read
-                alike.setdefault(id(request if request.told else request.gathered), []).append(request)
+                alike.setdefault(id(request if request.awaits_values else request.gathered), []).append(request)
         for members in alike.values():
             for request, error in at_fault(_make_results, members):
                 request.error = error
@@ -497,7 +497,7 @@ class CellDriver:
         spare = [
             request
             for request_id, request in reversed(self._in_flight.items())
-            if request.drawn is not None
+            if request.template_values is not None
             and request.ticket.started_s is None
             and request.ticket.worker is None
             and request.error is None

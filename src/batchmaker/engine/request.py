@@ -24,7 +24,7 @@ from batchmaker.model.moved_state import MovedState
 from batchmaker.model.scope import OpenLoop
 from batchmaker.model.sequence_state import NOTHING_KEPT, KeptState
 from batchmaker.model.structure import Handle, owned
-from batchmaker.model.template_values import Drawn
+from batchmaker.model.template_values import TemplateValues
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding, end_of_loop
 from batchmaker.scheduler.commands import Admit
@@ -284,7 +284,7 @@ class Ticket:
             self.fault.__cause__ = error
 
     @property
-    def over(self) -> BatchmakerError | None:
+    def ended_by(self) -> BatchmakerError | None:
         """The error of a request that is cancelled or answered by another thread; None if it must be answered."""
         # Race: the engine's thread reads this while callers cancel. A cancellation just after this look is not seen
         # here. Then the request begins, and the engine's thread finds the cancellation in its inbox later, because
@@ -373,9 +373,9 @@ class InFlight:
 
     A *local number* of a node counts the nodes of this request only; local number + shift = node number.
 
-    - told: it gets each value when the value comes. This is so if its unfold function waits for values, if it is
-      streamed, or if its result contains values of an earlier chunk of its sequence.
-    - drawn: its template and values, if it has a template.
+    - awaits_values: it gets each value when the value comes. This is so if its unfold function waits for values, if
+      it is streamed, or if its result contains values of an earlier chunk of its sequence.
+    - template_values: its template and values, if it has a template.
     - graphs: the graphs that were given to the scheduler and are not admitted yet. admitted: the node numbers of the
       other graphs. shift: that of the last admitted graph.
     - loops: the loops that a value may end, each with its shift. ended: for each loop that has ended, local number of
@@ -406,12 +406,14 @@ class InFlight:
     place = 0
     result: Any = None
 
-    def __init__(self, ticket: Ticket, unfolding: Unfolding | Template, drawn: Drawn | None = None) -> None:
+    def __init__(
+        self, ticket: Ticket, unfolding: Unfolding | Template, template_values: TemplateValues | None = None
+    ) -> None:
         self.ticket = ticket
         self.unfolding = unfolding
-        self.drawn = drawn
+        self.template_values = template_values
         streams = unfolding.streamed_sequence is not None and ticket.on_value is not None
-        self.told = unfolding.open or streams or (ticket.chunk is not None and unfolding.returns_kept)
+        self.awaits_values = unfolding.open or streams or (ticket.chunk is not None and unfolding.returns_kept)
         self.graphs = [unfolding.graph]
         self.values: dict[tuple[int, int], Any] = {}
         self.ended: dict[int, int] = {}

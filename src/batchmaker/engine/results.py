@@ -1,8 +1,8 @@
 """Values that steps bring to the host, and how requests get them. Used by CellDriver.
 
 Most requests need only their result. Their values go into tables: one assignment for all steps that are reported
-together, at any batch size. Requests that are told each value, and values that are very wide, cost a Python object for
-each value.
+together, at any batch size. Requests that await each value, and values that are very wide, cost a Python object for each
+value.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class ResultTables:
 class Results:
     """Gives the values that steps have brought to the requests in flight.
 
-    tables: the values, except those that were told one by one. Wide ones are kept until `leave`. tests: the stop tests
-    of their loops.
+    tables: the values, except those that somebody awaits. Wide ones are kept until `leave`. tests: the stop tests of
+    their loops.
     """
 
     def __init__(self) -> None:
@@ -173,9 +173,9 @@ class Results:
         self.tests = StopTests()
         self._num_nodes = 0
         self._by_slot: list[InFlight | None] = []
-        self._told: NDArray[np.bool_] = np.zeros(256, np.bool_)  # by slot
+        self._awaits_values: NDArray[np.bool_] = np.zeros(256, np.bool_)  # by slot
         self._waits: NDArray[np.bool_] = np.zeros(256, np.bool_)  # by slot: nothing of the request has run
-        self._num_told = 0
+        self._num_awaiting = 0
 
     def enter(self, requests: Sequence[InFlight], loops: Sequence[tuple[int, OpenLoop]], num_nodes: int) -> None:
         """Note that requests have their slots. From now on steps may bring values for them.
@@ -194,15 +194,18 @@ class Results:
                 self._fit(slot + 1)
             self._by_slot[slot] = request
             self._waits[slot] = True
-            if request.told:
-                self._told[slot] = True
-                self._num_told += 1
+            if request.awaits_values:
+                self._awaits_values[slot] = True
+                self._num_awaiting += 1
 
     def _fit(self, num_slots: int) -> None:
         if num_slots > len(self._by_slot):
             self._by_slot += [None] * (max(num_slots, 2 * len(self._by_slot)) - len(self._by_slot))
-            missing = np.zeros(max(0, len(self._by_slot) - len(self._told)), np.bool_)
-            self._told, self._waits = np.concatenate((self._told, missing)), np.concatenate((self._waits, missing))
+            missing = np.zeros(max(0, len(self._by_slot) - len(self._awaits_values)), np.bool_)
+            self._awaits_values, self._waits = (
+                np.concatenate((self._awaits_values, missing)),
+                np.concatenate((self._waits, missing)),
+            )
 
     def leave(self, requests: Sequence[InFlight]) -> None:
         """Note that requests have ended, admitted or not. Values that steps still bring for them are not used."""
@@ -213,9 +216,9 @@ class Results:
             self._by_slot[slot] = None
             if request.loops:
                 self.tests.leave(request.loops)
-            if request.told:
-                self._told[slot] = False
-                self._num_told -= 1
+            if request.awaits_values:
+                self._awaits_values[slot] = False
+                self._num_awaiting -= 1
         if self.tables.wide:
             nodes = [np.arange(c.base, c.base + c.num_nodes) for request in requests for c in request.admitted]
             nodes += [np.array(found, np.int64) for request in requests if (found := _decided_nodes(request))]
@@ -229,7 +232,7 @@ class Results:
         """
         alike: dict[int, list[InFlight]] = {}  # by template or unfolding
         for request in requests:
-            if not request.told:
+            if not request.awaits_values:
                 alike.setdefault(id(request.unfolding), []).append(request)
         values: dict[ResultTable, _Reads] = {}
         sequences: dict[ResultTable, _Reads] = {}
@@ -245,7 +248,7 @@ class Results:
                 if decided is not None and (handle in decided.values or handle in decided.collections):
                     continue
                 table = self.tables.find(handle.output, handle.spec)
-                if table is None:  # each value was told
+                if table is None:  # somebody awaits each value
                     continue
                 if isinstance(handle, ValueSequence):
                     nodes, sizes, owners = sequences.setdefault(table, ([], [], []))
@@ -290,7 +293,7 @@ class Results:
         for output in {output for _, _, output in places}:
             mine = [k for k, place in enumerate(places) if place[2] == output]
             table = self.tables.find(output, spec)
-            if table is None:  # each was told
+            if table is None:  # somebody awaits each
                 values = [places[k][0].value(places[k][0].local(places[k][1]), output) for k in mine]
             else:
                 values = objects(table.read(np.array([places[k][1] for k in mine], np.int64)))
@@ -330,16 +333,16 @@ class Results:
                 continue
             nodes = task.nodes[positions]
             table = self.tables.find(fetch.output, cell.outputs[fetch.output])
-            if table is not None and self._num_told == 0:
+            if table is not None and self._num_awaiting == 0:
                 table.write(nodes, values)
                 continue
             owners = slots[positions - begin]
             if table is not None:
-                told = self._told[owners]
-                if not told.all():
-                    table.write(nodes[~told], values[torch.from_numpy(~told)])
+                awaiting = self._awaits_values[owners]
+                if not awaiting.all():
+                    table.write(nodes[~awaiting], values[torch.from_numpy(~awaiting)])
                 positions, nodes, owners, values = (
-                    positions[told], nodes[told], owners[told], values[torch.from_numpy(told)]
+                    positions[awaiting], nodes[awaiting], owners[awaiting], values[torch.from_numpy(awaiting)]
                 )  # fmt: skip
             self._tell(fetch.output, positions, nodes, owners, values, missing, touched)
         return list(touched.values())

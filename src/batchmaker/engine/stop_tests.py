@@ -29,21 +29,34 @@ class StopTests:
     """The loops in flight that end at a value, as arrays by node number. `fit` makes room for more node numbers.
 
     test_of: [nodes] the number of the node's test; NO_LOOP if the node is in no such loop. last: [nodes] the last
-    possible node of the loop. over: [nodes] whether the loop has ended before the node. is_constant, output_of,
+    possible node of the loop. ended: [nodes] whether the loop has ended before the node. is_constant, output_of,
     constants: [tests] whether a test compares one output with an integer, and which. Equal tests have one number while
     some loop needs it. A test is called once for all its loops. outputs: those that some test looks at, each with the
     number of these tests.
     """
 
     __slots__ = (
-        "_entry", "_free", "_in_task", "_left", "_num_entered", "_numbers", "_tests", "_users", "constants",
-        "is_constant", "last", "output_of", "outputs", "over", "test_of",
+        "_entry",
+        "_free",
+        "_in_task",
+        "_left",
+        "_num_entered",
+        "_numbers",
+        "_tests",
+        "_users",
+        "constants",
+        "ended",
+        "is_constant",
+        "last",
+        "output_of",
+        "outputs",
+        "test_of",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.test_of = np.full(_FEWEST, NO_LOOP, np.int64)
         self.last = np.zeros(_FEWEST, np.int64)
-        self.over = np.zeros(_FEWEST, np.bool_)
+        self.ended = np.zeros(_FEWEST, np.bool_)
         self.constants = np.zeros(0, np.int64)
         self.is_constant = np.zeros(0, np.bool_)
         self.output_of = np.zeros(0, np.int64)
@@ -59,12 +72,12 @@ class StopTests:
 
     def fit(self, num_nodes: int) -> None:
         """Make room for node numbers below `num_nodes`: of all nodes, since a task may hold nodes outside of loops."""
-        if num_nodes <= len(self.over):
+        if num_nodes <= len(self.ended):
             return
-        more = max(num_nodes, 2 * len(self.over)) - len(self.over)
+        more = max(num_nodes, 2 * len(self.ended)) - len(self.ended)
         self.test_of = np.concatenate((self.test_of, np.full(more, NO_LOOP, np.int64)))
         self.last = np.concatenate((self.last, np.zeros(more, np.int64)))
-        self.over = np.concatenate((self.over, np.zeros(more, np.bool_)))
+        self.ended = np.concatenate((self.ended, np.zeros(more, np.bool_)))
         self._entry = np.concatenate((self._entry, np.zeros(more, np.int64)))
 
     def enter(self, loops: Loops) -> None:
@@ -75,14 +88,14 @@ class StopTests:
             self._entry[first:end] = self._num_entered
             self.test_of[first:end] = self._number_of(loop.conditions)
             self.last[first:end] = end - 1
-            self.over[first:end] = False
+            self.ended[first:end] = False
 
     def leave(self, loops: Loops) -> None:
         """Remove loops, because their request has ended.
 
         A request is answered as soon as the step that ends its loop is reported. The task may contain later steps of
         this loop. These must still be skipped: they would overwrite the state that the request's sequence keeps. So
-        `over` is kept for these nodes until the task ends, or until another loop enters at the same nodes.
+        `ended` is kept for these nodes until the task ends, or until another loop enters at the same nodes.
         """
         for shift, loop in loops:
             first, end = shift + loop.first, shift + loop.last + 1
@@ -94,7 +107,7 @@ class StopTests:
             if self._in_task:
                 self._left.append((first, end, int(self._entry[first])))
             else:
-                self.over[first:end] = False
+                self.ended[first:end] = False
 
     def begin_task(self) -> None:
         """Note that a task begins to run, step by step. Requests may leave between two steps."""
@@ -104,7 +117,7 @@ class StopTests:
         """Note that no further step of the task will run."""
         self._in_task = False
         for first, end, entry in self._left:
-            self.over[first:end] &= self._entry[first:end] != entry
+            self.ended[first:end] &= self._entry[first:end] != entry
         self._left.clear()
 
     def _number_of(self, conditions: Conditions) -> int:
@@ -148,7 +161,7 @@ class StopTests:
 
     def running(self, nodes: Ints) -> NDArray[np.bool_]:
         """Return which of these nodes of a task run, [nodes]. A node does not run if its loop has ended before it."""
-        return ~self.over[nodes]
+        return ~self.ended[nodes]
 
     def apply(self, cell: str, nodes: Ints, values: Tensor, output: int = 0) -> tuple[NDArray[np.bool_], Failures]:
         """Test loops after their steps at these nodes. A loop ends if its test holds, and at its last node.
@@ -178,7 +191,7 @@ class StopTests:
                         failed.append((place, f"until of cell {cell!r} raised {said_by(error)}"))
         for place in [*np.flatnonzero(ended).tolist(), *(place for place, _ in failed)]:
             node = nodes[place]
-            self.over[node + 1 : self.last[node] + 1] = True
+            self.ended[node + 1 : self.last[node] + 1] = True
         return ended, tuple(failed)
 
 

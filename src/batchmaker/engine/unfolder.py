@@ -24,7 +24,7 @@ from batchmaker.model.cell import Cell
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.scope import CellTypes
 from batchmaker.model.template_cache import Sight
-from batchmaker.model.template_values import Drawn
+from batchmaker.model.template_values import TemplateValues
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding
 from batchmaker.scheduler.events import CellTypeAdded, Event, GraphExtended, RequestArrived, RequestFailed
@@ -81,8 +81,8 @@ class Unfolder:
         self.learn_types(events)  # templates that other workers have proved may need more
         for ticket, drawn, sight in zip(tickets, drawings, sights, strict=True):
             answer = ticket.answer
-            if (ticket.error is not None or (answer is not None and answer.verdicts)) and (over := ticket.over):
-                settle([(ticket, None, over)])  # cancelled or late, perhaps while others were unfolded
+            if (ticket.error is not None or (answer is not None and answer.verdicts)) and (ended_by := ticket.ended_by):
+                settle([(ticket, None, ended_by)])  # cancelled or late, perhaps while others were unfolded
                 continue
             # An unfold function that has run for a request before it may have changed what was read for a template.
             given = None if drawn is not None and has_run and not drawn[0].guard.holds() else drawn
@@ -133,7 +133,7 @@ class Unfolder:
                 events.append(GraphExtended(ticket.request_id, graph, now_s, unfolding.open, unfolding.take_dropped()))
         self.stats.unfold_s += time.perf_counter() - begin
 
-    def _drawn(self, tickets: Sequence[Ticket], level: int) -> tuple[list[Drawn | None], list[Sight | None]]:
+    def _drawn(self, tickets: Sequence[Ticket], level: int) -> tuple[list[TemplateValues | None], list[Sight | None]]:
         """Return the template and values of each request, and its view; None and None if it must be unfolded.
 
         If a request makes this raise, it is tried alone, and unfolded then: that raises its error, if it has one.

@@ -51,7 +51,7 @@ class LoopTests(Protocol):
 
     test_of: NDArray[np.int64]
     last: NDArray[np.int64]
-    over: NDArray[np.bool_]
+    ended: NDArray[np.bool_]
     constants: NDArray[np.int64]
     is_constant: NDArray[np.bool_]
     output_of: NDArray[np.int64]

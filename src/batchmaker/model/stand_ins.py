@@ -44,14 +44,14 @@ class Looked(BaseException):
 class StandIns:
     """The stand-ins of one request, in a `with` statement that is the proof. After it they are invalid.
 
-    looked: whether a value was asked for, even if the error was caught. over: whether the proof has ended. sizes:
-    number of values of each kind in the request. constants: numbers of the unfold function's own among the values, by
+    looked: whether a value was asked for, even if the error was caught. is_finished: whether the proof has ended.
+    sizes: number of values of each kind in the request. constants: numbers of the unfold function's own among the values, by
     kind. checks: kind, codes, and the limit that the values must be below.
     """
 
     def __init__(self) -> None:
         self.looked = False
-        self.over = False
+        self.is_finished = False
         self.sizes: dict[Kind, int] = {}
         self.constants: dict[Kind, list[Any]] = {}
         self.checks: list[tuple[Kind, Ints, int]] = []
@@ -60,7 +60,7 @@ class StandIns:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.over = True
+        self.is_finished = True
 
     def of(self, request: Any) -> Any:
         """Return a request of the same shape without its values. The request must have a shape (see `shapes_of`)."""
@@ -88,7 +88,7 @@ class StandIns:
 
     def look(self) -> NoReturn:
         """Report that a value was asked for. ModelError after the proof, if a function has kept a stand-in."""
-        if self.over:
+        if self.is_finished:
             raise ModelError(
                 "this stands for a value of a request while an unfold function is proved to look at none, and was kept "
                 "by the function; it has no value"
@@ -249,7 +249,7 @@ class StandIn:
         if name in (TORCH_VIEWS if is_tensor else NUMPY_VIEWS):
             method = getattr(codes, name)
             return lambda *given, **named: self._other(method(*given, **named))
-        if name in _INTERFACES and not self._stand_ins.over:
+        if name in _INTERFACES and not self._stand_ins.is_finished:
             self._stand_ins.looked = True
             raise AttributeError(name)
         self._stand_ins.look()
@@ -271,7 +271,7 @@ class StandIn:
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # the answer to isinstance
         codes = object.__getattribute__(self, "codes")
-        if object.__getattribute__(self, "_stand_ins").over:
+        if object.__getattribute__(self, "_stand_ins").is_finished:
             return StandIn
         if not isinstance(codes, np.ndarray) or codes.ndim == 0:  # torch would trust the answer and read memory
             self._stand_ins.look()
@@ -303,7 +303,7 @@ def _harmless(name: str, answer: Callable[..., Any]) -> None:
     """Answer attributes that every object has, after the proof is over."""
 
     def asked(self: StandIn, *given: Any) -> Any:
-        return answer(self, *given) if object.__getattribute__(self, "_stand_ins").over else _looks(self)
+        return answer(self, *given) if object.__getattribute__(self, "_stand_ins").is_finished else _looks(self)
 
     setattr(StandIn, name, asked)
 

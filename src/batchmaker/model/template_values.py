@@ -66,7 +66,7 @@ def _spans(firsts: Ints, counts: Ints) -> NDArray[np.int64]:
     return spans
 
 
-Drawn = tuple[Template, Given, int]
+TemplateValues = tuple[Template, Given, int]
 """The template of a request, and where its values are: which of those given, and its place among them."""
 
 

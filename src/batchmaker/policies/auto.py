@@ -115,7 +115,7 @@ class AutoPolicy(CellPolicy):
 
     def tables(self, table: RequestTable) -> AutoTables:
         """Return what it knows after runs that were noted have been learnt from. table: of requests of one model."""
-        if table.stopping_types or self._lengths.told:
+        if table.stopping_types or self._lengths.predicted_types:
             self._lengths.requests_finished(table, ())
             self._lengths.learn()
         return self._tables(table)
@@ -128,7 +128,7 @@ class AutoPolicy(CellPolicy):
     def _tables(self, table: RequestTable) -> AutoTables:
         if table.has_deadlines:
             self._stops[:] = False
-            self._stops[list(table.stopping_types - self._lengths.told)] = True
+            self._stops[list(table.stopping_types - self._lengths.predicted_types)] = True
         return AutoTables(
             table.has_deadlines, self._hopeless, self._repeats, self._part, self._stops, self._max_batch,
             table.type_model, self._num_ready, self._independent, self._since, self._finishing, self._debt_s,
@@ -139,7 +139,7 @@ class AutoPolicy(CellPolicy):
         self._times.step_finished(type_id, batch, seconds)
 
     def requests_finished(self, view: ReadyView, slots: Sequence[int]) -> None:
-        if not (self._lengths.told or view.kinds.stopping_types):
+        if not (self._lengths.predicted_types or view.kinds.stopping_types):
             return
         self._learn_types(view)
         if self._num_types > 1 or not self.begins_on_arrival(view):
@@ -236,7 +236,7 @@ class AutoPolicy(CellPolicy):
             return view.kinds.repeat or not view.num_requests
         self._learn_types(view)
         kinds = view.kinds
-        if self._num_types != 1 or kinds.has_deadlines or self._lengths.told or 0 not in kinds.run_types:
+        if self._num_types != 1 or kinds.has_deadlines or self._lengths.predicted_types or 0 not in kinds.run_types:
             return False
         if self._met_with is not self._times.replay or not self._repeats[0]:
             self._met_with, self._repeats[0] = self._times.replay, True

@@ -27,13 +27,13 @@ MOST_NOTED: Final = 256
 class ExpectedLengths(NamedTuple):
     """What is expected, for compiled loops.
 
-    row: [types] the rows in the next four, -1 where the graph tells. is_told: [rows] whether a profile told the
+    row: [types] the rows in the next four, -1 where the graph tells. is_predicted: [rows] whether a profile told the
     lengths. given: [rows] the type whose length is known at the start, or -1. edges: [rows, buckets - 1] of it.
     expected: [rows, buckets, most steps done + 1].
     """
 
     row: Ints
-    is_told: NDArray[np.bool_]
+    is_predicted: NDArray[np.bool_]
     given: Ints
     edges: Ints
     expected: Ints
@@ -63,7 +63,7 @@ def run_steps_left(
     lengths: ExpectedLengths,
 ) -> Ints:
     """Return the remaining steps of each type: [slots, types]. left, done, width, is_open: see RequestTable."""
-    row, is_told, given, edges, expected = lengths
+    row, is_predicted, given, edges, expected = lengths
     num_types = left.shape[1]
     steps = np.empty((len(slots), num_types), np.int64)
     for i in range(len(slots)):
@@ -77,14 +77,14 @@ def run_steps_left(
                 steps[i, type_id] = at_most
                 continue
             steps[i, type_id] = 0
-            if left[slot, type_id] > 0 or (is_told[at] and is_open[slot]):
+            if left[slot, type_id] > 0 or (is_predicted[at] and is_open[slot]):
                 bucket, source = 0, given[at]
                 if source >= 0:
                     while bucket < edges.shape[1] and edges[at, bucket] < left[slot, source] + done[slot, source]:
                         bucket += 1
                 so_far = int(np.ceil(done[slot, type_id] / width[slot, type_id] - 1e-9))
                 steps[i, type_id] = expected[at, bucket, min(so_far, expected.shape[2] - 1)]
-                if not is_told[at]:
+                if not is_predicted[at]:
                     steps[i, type_id] = min(steps[i, type_id], at_most)
     return steps
 
@@ -112,7 +112,7 @@ class _Predicted:
 
     profile: LengthProfile
     given: int
-    is_told: bool
+    is_predicted: bool
 
 
 @final
@@ -123,8 +123,8 @@ class RunLengths:
     knows only how long a run may get, and by that all requests in flight would be far from their ends. What a profile
     told is learnt further.
 
-    told: the types whose lengths a profile told. learnt: those whose lengths runs that ended have shown; a run may
-    turn out longer, so what follows from them is not kept.
+    predicted_types: the types whose lengths a profile told. learnt: those whose lengths runs that ended have shown; a
+    run may turn out longer, so what follows from them is not kept.
     """
 
     __slots__ = (
@@ -132,7 +132,7 @@ class RunLengths:
         "_ended",
         "_expected",
         "_given",
-        "_is_told",
+        "_is_predicted",
         "_known",
         "_num_ended",
         "_num_types",
@@ -141,7 +141,7 @@ class RunLengths:
         "_types",
         "_until_stale",
         "learnt",
-        "told",
+        "predicted_types",
     )
 
     def __init__(self) -> None:
@@ -163,11 +163,11 @@ class RunLengths:
         self._observe()
         self._num_types = len(cells)
         column = {cell.name: type_id for type_id, cell in enumerate(cells)}
-        self._predicted = {type_id: one for type_id, one in self._predicted.items() if not one.is_told}
+        self._predicted = {type_id: one for type_id, one in self._predicted.items() if not one.is_predicted}
         for name, (given, profile) in self._known.items():
             if name in column:
                 source = -1 if given is None else column.get(given, -1)
-                self._predicted[column[name]] = _Predicted(profile, source, is_told=True)
+                self._predicted[column[name]] = _Predicted(profile, source, is_predicted=True)
         self._tabulate()
 
     def left(self, table: RequestTable, slots: Ints) -> Ints:
@@ -176,7 +176,7 @@ class RunLengths:
 
     @property
     def expected(self) -> ExpectedLengths:
-        return ExpectedLengths(self._row, self._is_told, self._given, self._edges, self._expected)
+        return ExpectedLengths(self._row, self._is_predicted, self._given, self._edges, self._expected)
 
     @property
     def ended(self) -> EndedRuns:
@@ -187,7 +187,7 @@ class RunLengths:
         if not table.stopping_types <= self._predicted.keys():
             self._observe()
             for type_id in table.stopping_types - self._predicted.keys():
-                self._predicted[type_id] = _Predicted(LengthProfile(), -1, is_told=False)
+                self._predicted[type_id] = _Predicted(LengthProfile(), -1, is_predicted=False)
             self._tabulate()
         if len(slots) > self._ended.shape[2] - MOST_NOTED:
             self._ended = np.pad(self._ended, ((0, 0), (0, 0), (0, len(slots))))
@@ -209,9 +209,9 @@ class RunLengths:
         predicted = list(self._predicted.values())
         self._types = np.array(list(self._predicted), np.int64)
         self._given = np.array([one.given for one in predicted], np.int64)
-        self._is_told = np.array([one.is_told for one in predicted], np.bool_)
-        self.told = {type_id for type_id, one in self._predicted.items() if one.is_told}
-        self.learnt = {t for t, one in self._predicted.items() if not one.is_told and one.profile.num_samples}
+        self._is_predicted = np.array([one.is_predicted for one in predicted], np.bool_)
+        self.predicted_types = {type_id for type_id, one in self._predicted.items() if one.is_predicted}
+        self.learnt = {t for t, one in self._predicted.items() if not one.is_predicted and one.profile.num_samples}
         self._num_ended = np.zeros(len(predicted), np.int64)
         self._ended = np.zeros((len(predicted), 2, 2 * MOST_NOTED), np.int64)
         tables = [one.profile.table(QUANTILE) if one.profile.num_samples else _UNKNOWN for one in predicted]

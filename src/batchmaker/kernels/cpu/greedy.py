@@ -21,11 +21,11 @@ TOKEN: Final = 2
 
 
 class LoopEnds(Protocol):
-    """The ends of loops, by node and by test: see `batchmaker.engine.stop_tests.StopTests`. `over` is written."""
+    """The ends of loops, by node and by test: see `batchmaker.engine.stop_tests.StopTests`. `ended` is written."""
 
     test_of: Ints
     last: Ints
-    over: Flags
+    ended: Flags
     constants: Ints
     is_constant: Flags
     output_of: Ints
@@ -36,7 +36,7 @@ class _NoEnds:
     """No loop ends at a value."""
 
     test_of = last = output_of = constants = np.zeros(0, np.int64)
-    over = is_constant = np.zeros(0, np.bool_)
+    ended = is_constant = np.zeros(0, np.bool_)
 
 
 @final
@@ -99,7 +99,7 @@ class GreedyLoop:
             (task.keep_at, task.keep_rows, task.keep_tables, self._parts), copies,
             (recurrent.products.w, recurrent.bias, recurrent.products.addresses, recurrent.plan.ways), room.gates,
             (products.w, self._bias, products.addresses, products.ways[-1], scores), room.tokens_of(count + 2 * BLOCK),
-            (found.test_of, found.last, found.over, found.constants, found.is_constant, found.output_of),
+            (found.test_of, found.last, found.ended, found.constants, found.is_constant, found.output_of),
             (stopped, skipped),
         )  # fmt: skip
         recurrent.give_back(room)

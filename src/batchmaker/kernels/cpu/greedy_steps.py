@@ -39,7 +39,7 @@ from batchmaker.kernels.cpu.steps import (
 from batchmaker.kernels.cpu.tile_steps import Rows, run_tiles
 
 Tests = tuple[Ints, Ints, Flags, Ints, Flags, Ints]
-"""test_of, last_of and over by node, constants, is_constant and output_of by test, as in StopTests; all empty if no
+"""test_of, last_of and ended by node, constants, is_constant and output_of by test, as in StopTests; all empty if no
 loop ends at a value here."""
 
 
@@ -91,7 +91,7 @@ def enter_tokens(
 
 @compiled_part
 def next_block(
-    p: int, last: int, lanes: Ints, nodes: Ints, said: Ints, over: Flags, places: Ints, skipped: Flags, now: Ints,
+    p: int, last: int, lanes: Ints, nodes: Ints, said: Ints, ended: Flags, places: Ints, skipped: Flags, now: Ints,
     read: Ints,
 ) -> tuple[int, int]:  # fmt: skip
     """Collect up to BLOCK positions from p to before last; return the position after them, and their number.
@@ -102,7 +102,7 @@ def next_block(
     n = 0
     while n < BLOCK and p < last:
         places[p] = lanes[p]
-        if len(over) and over[nodes[p]]:
+        if len(ended) and ended[nodes[p]]:
             places[p] = -1
             skipped[p] = True
         else:
@@ -126,7 +126,7 @@ def clear_skipped(copies: Ints, lanes: Ints) -> None:
 @compiled_part
 def end_loops(first: int, last: int, nodes: Ints, places: Ints, said: Ints, tests: Tests, stopped: Flags) -> None:
     """Record the loops that end with the step of positions first to last, of which those with a place ran."""
-    test_of, last_of, over, constants, _, _ = tests
+    test_of, last_of, ended, constants, _, _ = tests
     for p in range(first, last):
         node = nodes[p]
         if places[p] < 0 or test_of[node] < 0:
@@ -134,20 +134,20 @@ def end_loops(first: int, last: int, nodes: Ints, places: Ints, said: Ints, test
         if last_of[node] == node or said[places[p]] == constants[test_of[node]]:
             stopped[p] = True
             for after in range(node + 1, last_of[node] + 1):
-                over[after] = True
+                ended[after] = True
 
 
 @compiled_arithmetic
 def run_greedy(
     kind: int, steps: tuple[Ints, Flags, Ints], nodes: Ints, px: Rows, state: tuple[Rows, Rows, Ints], tables: Ints,
     moves: Moves, said_moves: tuple[Ints, Ints], kept: Kept, copies: Ints, weights: Weights, room: GateRoom,
-    choice: tuple[Rows, Float32s, Ints, int, Float32s], places: Ints, tests: Tests, ended: tuple[Flags, Flags],
+    choice: tuple[Rows, Float32s, Ints, int, Float32s], places: Ints, tests: Tests, marks: tuple[Flags, Flags],
 ) -> bool:  # fmt: skip
     """Compute all steps of a task; False, with nothing written, if it must be computed step by step.
 
     nodes: [positions]. state: h, c and the token of each lane, [lanes]. said_moves: the table and row of the token of
     each move. choice: weights [hidden, tokens] and bias [tokens] of the scores, addresses, the way to multiply, and
-    room for the scores of BLOCK rows. places: room for [positions]. ended: [positions] where loops stopped and what did
+    room for the scores of BLOCK rows. places: room for [positions]. marks: [positions] where loops stopped and what did
     not run; false, written. The rest is as in run_steps.
     """
     ends, used, lanes = steps
@@ -155,8 +155,8 @@ def run_greedy(
     w, bias, addresses, ways = weights
     g, a, narrow, t = room
     out_w, out_bias, out_addresses, out_way, scores = choice
-    over = tests[2]
-    stopped, skipped = ended
+    ended = tests[2]
+    stopped, skipped = marks
     if not can_decode(used, nodes, len(px), tables, said_moves, tests, kept[3]):
         return False
     note_kept(copies, tables, kept)
@@ -172,7 +172,7 @@ def run_greedy(
         enter_tokens(entered, move, lanes, tables, moves[0], said_moves, said)
         p = first
         while p < last:
-            p, n = next_block(p, last, lanes, nodes, said, over, places, skipped, now, read)
+            p, n = next_block(p, last, lanes, nodes, said, ended, places, skipped, now, read)
             if n == 0:
                 continue
             how = ways[n]
@@ -188,7 +188,7 @@ def run_greedy(
                 said[now[b]] = best(scores, b, out_bias, h[0, 0])
             blocks += 1
         hand_out(copies, last, places)
-        if len(over):
+        if len(ended):
             end_loops(first, last, nodes, places, said, tests, stopped)
         first = last
     clear_skipped(copies, places)

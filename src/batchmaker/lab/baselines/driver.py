@@ -111,8 +111,8 @@ class GraphDriver:
 
     def _accept(self, tickets: Sequence[Ticket], events: list[GraphEvent]) -> None:
         for ticket in tickets:
-            if (over := ticket.over) is not None:  # perhaps while the length of others was computed
-                self._settle([(ticket, None, over)])
+            if (ended_by := ticket.ended_by) is not None:  # perhaps while the length of others was computed
+                self._settle([(ticket, None, ended_by)])
                 continue
             try:
                 ticket.num_cells = int(ticket.model.length(ticket.request))
