@@ -1,8 +1,7 @@
 """Values that steps bring to the host, and how requests get them. Used by CellDriver.
 
 Most requests need only their result. Their values go into tables: one assignment for all steps that are reported
-together, at any batch size. Requests that await each value, and values that are very wide, cost a Python object for each
-value.
+together, at any batch size. Requests that await each value, and values that are very wide, cost an object each.
 """
 
 from __future__ import annotations

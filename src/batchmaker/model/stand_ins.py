@@ -45,8 +45,8 @@ class StandIns:
     """The stand-ins of one request, in a `with` statement that is the proof. After it they are invalid.
 
     looked: whether a value was asked for, even if the error was caught. is_finished: whether the proof has ended.
-    sizes: number of values of each kind in the request. constants: numbers of the unfold function's own among the values, by
-    kind. checks: kind, codes, and the limit that the values must be below.
+    sizes: number of values of each kind in the request. constants: numbers of the unfold function's own among the
+    values, by kind. checks: kind, codes, and the limit that the values must be below.
     """
 
     def __init__(self) -> None:
