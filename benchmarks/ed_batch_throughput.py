@@ -33,7 +33,7 @@ import numpy as np
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit
 from batchmaker.cli.requests import TAGGERS, requests_from
-from batchmaker.engine import loop
+from batchmaker.engine import incoming
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.request import Ticket
 from batchmaker.engine.stats import DriverStats
@@ -85,7 +85,7 @@ class Closed:
     """Plays rounds on an engine, from inside its thread: all requests of a mini-batch begin together."""
 
     def __init__(self, engine: Engine) -> None:
-        loop.MAX_ARRIVALS_PER_TURN = max(SIZES)  # a mini-batch is one arrival, whatever its size
+        incoming.MOST_ARRIVALS = max(SIZES)  # type: ignore[misc]  # a mini-batch is one arrival, whatever its size
         self._engine = engine
         engine.on_settled = self._settled
         self._parts: list[Sequence[Any]] = []

@@ -28,7 +28,8 @@ from engine_cost.measuring import facts, load_average
 ROOT: Final = Path(__file__).resolve().parent.parent
 Result = dict[str, Any]
 CPU_EXECUTOR: Final = tuple(
-    f"src/batchmaker/executor/{name}.py" for name in ("base", "compute", "inline", "tables", "task_loop", "task_steps")
+    f"src/batchmaker/executor/{name}.py"
+    for name in ("base", "compute", "inline", "state_tables", "task_loop", "task_steps")
 )
 """What computes steps on a CPU. The rest of that folder is for GPUs, or computes nothing."""
 
