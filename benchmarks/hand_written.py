@@ -1,13 +1,14 @@
 """What parts written by hand cost beside the libraries that could replace them (decision 6).
 
-    python benchmarks/hand_written.py --json FILE     # two to three minutes; --quick shows only that it works
+    python benchmarks/hand_written.py --json FILE     # five minutes; --quick shows only that it works
 
 Three comparisons: HTTP from a front to a replica beside aiohttp, the calls of front and replica over one connection
 beside grpc.aio, and spans beside OpenTelemetry's ASGI middleware. The last needs opentelemetry-instrumentation-asgi and
 opentelemetry-sdk. What is not installed is skipped.
 
 One process serves all sides, on uvicorn and grpc.aio, and answers each call with its body; another one calls. All
-figures but the last are processor time for each call, because that depends little on what else the machine does:
+figures but the last are processor time for each call, because it depends less than the last on what else the machine
+does:
 
 - `loop`: of the thread of the caller's event loop.
 - `client`: of the caller's whole process. gRPC has threads of its own.
