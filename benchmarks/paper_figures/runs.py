@@ -74,6 +74,8 @@ RUNS: Final[dict[str, Run]] = {
             "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
             "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json"), 20,
             "fleet-serving-results.md"),
+        Run("hand-written", "python benchmarks/hand_written.py", ("hand_written.json",), 5,
+            "../../docs/decisions/0006-dependencies.md"),
     )
 }  # fmt: skip
 
