@@ -195,10 +195,10 @@ class RecurrentLoop:
         copies = room.copies_of(task, self._cell.outputs)
         if tokens is None:
             tokens = room.tokens_of(len(task.lanes))
+        state, moves, kept = self._parts(task)
         done = run_steps(
-            self.kind, (task.ends, task.used, task.lanes), (tokens, task.source_tables, task.source_rows), px,
-            self._state(task), task.tables, self._moves(task), self._kept(task), copies,
-            (products.w, self.bias, products.addresses, ways), room.gates,
+            self.kind, (task.ends, task.used, task.lanes), (tokens, task.source_tables, task.source_rows), px, state,
+            task.tables, moves, kept, copies, (products.w, self.bias, products.addresses, ways), room.gates,
         )  # fmt: skip
         self.give_back(room)
         return done
@@ -209,15 +209,16 @@ class RecurrentLoop:
         copies = room.copies_of(task, self._cell.outputs)
         if tokens is None:
             tokens = room.tokens_of(len(task.lanes))
+        state, _, kept = self._parts(task)
         source = (tokens, task.source_tables, task.source_rows)
-        if done := begin_task(task.used, source, len(px), self._state(task), task.tables, self._kept(task), copies):
+        if done := begin_task(task.used, source, len(px), state, task.tables, kept, copies):
             with torch.no_grad():
                 self._run_each(task, px, tokens, copies, room)
         self.give_back(room)
         return done
 
     def _run_each(self, task: LoopTask, px: Rows, tokens: Ints, copies: Ints, room: Workspace) -> None:
-        state, moves = self._state(task), self._moves(task)
+        state, moves, _ = self._parts(task)
         states = self.zeros(self._padded(task.largest))
         given = torch.from_numpy(states)
         if states.dtype == np.int16:
@@ -229,15 +230,14 @@ class RecurrentLoop:
             end_step(self.kind, first, last, task.lanes, tokens, px, state, copies, self._no_bias, made, room.gates)
             first = last
 
-    def _state(self, task: LoopTask) -> LaneState:
-        return task.state[self._h], task.state[self._c]
-
-    def _kept(self, task: LoopTask) -> Kept:
-        return task.keep_at, task.keep_rows, task.keep_tables, self._outputs
-
-    def _moves(self, task: LoopTask) -> Moves:
+    def _parts(self, task: LoopTask) -> tuple[LaneState, Moves, Kept]:
+        """Return what a task says of the state, of its moves, and of the outputs that are kept."""
         tables, rows, h, c = task.move_tables, task.move_rows, self._h, self._c
-        return task.move_at, tables[h], rows[h], tables[c], rows[c]
+        return (
+            (task.state[h], task.state[c]),
+            (task.move_at, tables[h], rows[h], tables[c], rows[c]),
+            (task.keep_at, task.keep_rows, task.keep_tables, self._outputs),
+        )
 
     def room(self) -> Workspace:
         """Return a workspace for a call, to be returned after it."""
