@@ -42,7 +42,7 @@ def given_model(text: str, **flags: Any) -> BuiltIn | OwnModel:
 def only_built_in(text: str, command: str, **flags: Any) -> BuiltIn:
     """Return the built-in model that the argument names; as `given_model`. OptionError for a model of one's own."""
     name = text.partition(":")[0]
-    if name.endswith(".py") or Path(text).is_dir() and name not in zoo.MODELS:
+    if name.endswith(".py") or (Path(text).is_dir() and name not in zoo.MODELS):
         raise OptionError(
             f"`{command}` has built-in models only, for which it knows requests and baselines. `batchmaker profile` "
             "measures the cells of a model of your own."
