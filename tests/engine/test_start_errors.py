@@ -17,7 +17,8 @@ class Squeezes(nn.Linear):
 
 class OneRow(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        assert x.shape[0] == 1, "one row only"
+        if x.shape[0] != 1:
+            raise AssertionError("one row only")
         return super().forward(x)
 
 
