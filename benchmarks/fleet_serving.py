@@ -163,7 +163,7 @@ def routers(given: argparse.Namespace, folder: Path) -> Any:
 def bulk(given: argparse.Namespace, folder: Path) -> Any:
     """Rows a second for each core: Ray Data's workers, and an engine here, in turns."""
     from batchmaker import fleet
-    from batchmaker.server.service.sources import parse_source
+    from batchmaker.saved.sources import parse_source
 
     source = "lstm:hidden=256"
     sentences = sentences_of(given.data, 60_000)

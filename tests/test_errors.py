@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,12 @@ def test_every_error_is_a_batchmaker_error_and_says_what_it_means():
         cls = getattr(errors, name)
         assert issubclass(cls, errors.BatchmakerError)
         assert cls.__dict__.get("__doc__"), f"{name} has no docstring"
+
+
+def test_the_page_for_model_authors_says_of_every_error_what_to_do():
+    page = (Path(__file__).parent.parent / "docs" / "models.md").read_text("utf-8")
+    table = page.partition("## Errors, and what to do")[2].partition("\n## ")[0]
+    assert [name for name in written_tree() if f"`{name}`" not in table] == ["RequestError"]  # of which many kinds are
 
 
 def test_unknown_name_lists_what_is_known_and_suggests_the_nearest():

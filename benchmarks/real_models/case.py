@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import batchmaker as bm
-from batchmaker.server.service import model_files
+from batchmaker.saved import model_files
 from engine_cost.hand_server import Run
 from engine_cost.measuring import NotRunError
 

@@ -3,6 +3,7 @@
     BatchmakerError
     ├── ModelError              the model, a cell or a saved directory is wrong
     │   ├── HandleError         an unfold function used a handle as if it were the value (also an AttributeError)
+    │   ├── RowsError           the rows of a cell depend on each other, or on earlier calls
     │   ├── ShapeError          a value has another shape or dtype than its input declares
     │   └── SavedModelError     a saved model cannot be read or is refused
     ├── RequestError            this request is wrong or failed; others are not touched
@@ -56,6 +57,10 @@ class ModelError(BatchmakerError):
 
 class HandleError(ModelError, AttributeError):
     """An unfold function used a handle like its value, which no cell has computed yet."""
+
+
+class RowsError(ModelError):
+    """The rows of a cell depend on each other, or on earlier calls."""
 
 
 class ShapeError(ModelError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from batchmaker.cli.demo.command import overloaded
+
 PNG = b"\x89PNG\r\n"
 
 
@@ -17,6 +19,15 @@ def test_demo_draws_and_tells(command, tmp_path, read_json):
     assert cellular["offered_rps"] == padded["offered_rps"] == 100
     assert "cellular" in done.output
     assert "p99" in done.output
+
+
+def test_demo_says_that_a_load_was_not_held_and_its_figures_mislead():
+    held, slow = {"policy": "cellular", "served_rps": 96.0}, {"policy": "padded", "served_rps": 60.0}
+    assert overloaded([held], 100.0, 8.0) == ""
+    note = overloaded([held, slow], 100.0, 8.0)
+    assert note.startswith("note: padded could not hold 100 requests a second")
+    assert "give a lower --rate" in note
+    assert overloaded([slow], 100.0, 0.5) == ""  # which chance explains in so short a time
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from batchmaker.compile.binding import bind
-from batchmaker.compile.row_trial import RANDOM, RowsError, TrialRows
-from batchmaker.errors import ModelError
+from batchmaker.compile.row_trial import RANDOM, TrialRows
+from batchmaker.errors import ModelError, RowsError
 from batchmaker.graph.spec import ValueSpec
 
 ROW = (ValueSpec((4,), "float32"),)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 import batchmaker as bm
 from batchmaker.compile.binding import BoundCell, bind, traced
 from batchmaker.compile.rewrite import lift
-from batchmaker.compile.row_trial import RowsError, TrialRows
+from batchmaker.compile.row_trial import TrialRows
 from batchmaker.compile.same_bits import ALIGNMENT, SameBits, decides, with_same_bits
+from batchmaker.errors import RowsError
 from batchmaker.graph.spec import ValueSpec
 
 SIZES = tuple(range(1, 33))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.compile.binding import BoundCell, bind
-from batchmaker.compile.run_form import A_NUMBER, AT_ITS_LENGTH, LOOP, MODULE, NODE_LOOP, PROGRAM, run_form
-from batchmaker.engine.explain import Explanation
+from batchmaker.compile.run_form import A_NUMBER, AT_ITS_LENGTH, LOOP, MODULE, NODE_LOOP, PROGRAM, STATE_LOOP, run_form
+from batchmaker.engine.explain import _UNKNOWN, Explanation
+from batchmaker.executor.cuda import cells as cells_on_gpus
 from batchmaker.executor.null import NullExecutor
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.loop import can_loop
@@ -187,6 +189,14 @@ def test_an_engine_that_has_used_no_cell_says_so() -> None:
     assert "no cell has been used yet" in str(engine.explain())
     assert engine.explain().cells == ()
     engine.stop()
+
+
+def test_the_page_for_model_authors_says_what_every_form_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
+    told = page.partition("## Which form a cell runs in")[2].partition("\n## ")[0]
+    on_gpus = (cells_on_gpus._KERNEL, cells_on_gpus._RECORDED, cells_on_gpus._IN_STREAM)
+    for form in (LOOP, STATE_LOOP, NODE_LOOP, PROGRAM, MODULE, *on_gpus, _UNKNOWN.form, "copy", "element"):
+        assert f"`{form}`" in told
 
 
 def test_engines_that_do_not_run_cells_say_so() -> None:

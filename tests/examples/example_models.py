@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import batchmaker as bm
-from batchmaker.server.service import model_files
+from batchmaker.saved import model_files
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

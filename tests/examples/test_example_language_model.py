@@ -13,8 +13,8 @@ from example_models import EXAMPLES
 
 import batchmaker as bm
 from batchmaker.lab import zoo
+from batchmaker.saved import model_files
 from batchmaker.server.formats.completions import DeclaresCompletions
-from batchmaker.server.service import model_files
 
 FILE = EXAMPLES / "language_model" / "language_model.py"
 

@@ -17,7 +17,7 @@ import batchmaker as bm
 from batchmaker.errors import ModelError, OptionError, SavedModelError
 from batchmaker.lab import zoo
 from batchmaker.saved import model_types
-from batchmaker.server.service.sources import parse_source
+from batchmaker.saved.sources import parse_source
 
 sys.path.insert(0, str(Path(__file__).parent))  # the models' classes must be importable, as a user's are
 import saved_models as models

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from batchmaker.errors import OptionError
+from batchmaker.saved.sources import BuiltIn
 from batchmaker.server.config import Config, read_config
 from batchmaker.server.limits import Limits
-from batchmaker.server.service.sources import BuiltIn
 
 WHOLE = """
 host = "0.0.0.0"

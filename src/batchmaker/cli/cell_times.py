@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final, final
 
 import torch
 from rich.progress import track
@@ -15,11 +15,14 @@ from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.export import example_rows
 from batchmaker.compile.run_form import run_form
 from batchmaker.cost.latency import CellLatency
-from batchmaker.errors import ModelError
+from batchmaker.engine.engine import Engine
+from batchmaker.errors import DataError, ModelError
 from batchmaker.graph.spec import CellType
 from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.unfolding import Unfolding
+from batchmaker.policies.base import CellPolicy
+from batchmaker.policies.cellular import BUDGET_MS, MOST_STEPS, CellularPolicy
 
 STEPS_PER_TASK: Final = 5
 """Steps over which an input projection is shared, as in the engine's tasks."""
@@ -33,6 +36,39 @@ def bound_registry(model: Model) -> CellRegistry:
     for request in model.examples:
         Unfolding(model, registry, request).start()
     return registry
+
+
+@final
+class EveryStep(CellPolicy):
+    """The policy `cellular`, with steps for every run, also where its cell has a form for whole runs."""
+
+    name = "every-step"
+    order: ClassVar[int] = CellularPolicy.order
+    knows_steps_only: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__(MOST_STEPS, BUDGET_MS)
+
+
+def used_registry(model: Model, requests: Sequence[tuple[str, Any]], threads: int) -> CellRegistry:
+    """Return the cells that the model's examples and these requests use, bound: those of an engine that computes them.
+
+    So cells are among them that are called only after a computed value is known. requests: each with the words that say
+    where it comes from. Raises ModelError if an example fails, DataError if one of the requests does.
+    """
+    with Engine(model, EveryStep(), threads=threads, workers=1) as engine:
+        answers = [(where, engine.submit(request, deadline_ms=math.inf)) for where, request in requests]
+        for where, answer in answers:
+            error = answer.exception()
+            if error is not None:
+                raise DataError(f"{where}: {error}") from error
+        return engine.registry
+
+
+def dtype_of(registry: CellRegistry) -> str:
+    """Return the first floating dtype among the cells' outputs, float32 if there is none."""
+    dtypes = [spec.dtype for cell in registry.types for spec in cell.outputs if "float" in spec.dtype]
+    return dtypes[0] if dtypes else "float32"
 
 
 def forms_in(registry: CellRegistry) -> list[str]:

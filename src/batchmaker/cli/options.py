@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 WIDTH = 120
 """Columns of tables that go to a file or a pipe."""
 
+DTYPE = "float32"
+"""The default of Dtype, and of every built-in model."""
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A built-in model, such as lstm, seq2seq or treelstm; the directory of a saved model; or a Python file "
+        "with a function build() that returns one. Options of a built-in model or of build() follow a colon: "
+        "lstm:hidden=64, model.py:hidden=64.",
+    ),
+]
 Hidden = Annotated[int | None, typer.Option(min=1, help="Width of the state. Default: the model's own.")]
 Layers = Annotated[int | None, typer.Option(min=1, help="Layers of lstm, gru and seq2seq. Default: 1.")]
 Dtype = Annotated[str, typer.Option(help="Type of weights and states: float32, bfloat16 or float16.")]
@@ -52,6 +64,14 @@ def make_model(name: str, **options: Any) -> Model:
             flag = option.replace("_", "-")
             raise OptionError(f"model {name!r} has no option --{flag}; it has {', '.join(known)}")
     return zoo.make(name, **given)
+
+
+def parse_json(line: str) -> Any:
+    """Return the value of a line. DataError if it is not JSON."""
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise DataError(f"not JSON: {error}") from None
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -13,7 +13,8 @@ from rich.table import Table
 from batchmaker.cli import options
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
-from batchmaker.cli.cell_times import bound_registry, forms_in, measured_cells
+from batchmaker.cli.cell_times import EveryStep, bound_registry, dtype_of, forms_in, measured_cells, used_registry
+from batchmaker.cli.given_model import given_model, read_requests
 from batchmaker.cli.overhead import measured_overhead
 from batchmaker.cli.workload import make_workload
 from batchmaker.cost.latency import CellLatency, LatencyTable
@@ -22,10 +23,11 @@ from batchmaker.cost.profile import CostProfile, Overhead, PredictedLength, Prof
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import OptionError
 from batchmaker.executor.processors import default_threads
-from batchmaker.lab import zoo
 from batchmaker.lab.datasets import read_aligned
 from batchmaker.lab.plots.pictures import Curve, draw_profile
 from batchmaker.model.model import Model
+from batchmaker.model.registry import CellRegistry
+from batchmaker.saved.sources import BuiltIn, one_model
 
 TOLERANCE = 0.05
 """The smallest batch within this share of the best throughput is chosen."""
@@ -45,10 +47,17 @@ def choose_batch(sizes: Sequence[int], cells_per_s: Sequence[float], tolerance: 
 
 
 def profile(
-    model: Annotated[str, typer.Argument(help="A built-in model, such as lstm, gru, seq2seq or treelstm.")],
+    model: options.ModelName,
+    requests: Annotated[
+        Path | None,
+        typer.Option(
+            help="Requests that use the cells of a model of your own, as JSON, one a line. Default: the model's "
+            "example requests."
+        ),
+    ] = None,
     hidden: options.Hidden = None,
     layers: options.Layers = None,
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = options.DTYPE,
     threads: options.Threads = None,
     largest: Annotated[int, typer.Option("--max", min=1, help="Largest batch tried; sizes double from 1.")] = 512,
     seconds: Annotated[float, typer.Option(min=0.001, help="Time spent on each size of each cell.")] = 0.3,
@@ -69,35 +78,50 @@ def profile(
 ) -> None:
     """Measure every cell of a model at every batch size, and choose where larger batches stop paying.
 
+    Of a model of your own the cells are measured that its example requests use, and those of --requests: one request
+    that reaches every cell is enough.
+
     [bold]Examples[/bold]
 
     batchmaker profile lstm --hidden 1024 --dtype bfloat16 --png lstm.png
 
     batchmaker profile seq2seq --data train.en --data train.de --out profile.json
+
+    batchmaker profile translator.py:hidden=64 --requests requests.jsonl
+
+    batchmaker profile saved/translator --out saved/translator/profile.json
     """
     for path in (out, json):
         options.check_writable(path)
     options.check_picture(png)
-    known = zoo.option_names(model)
+    named = given_model(model, hidden=hidden, layers=layers, dtype=dtype)
     if data and out is None:
         raise OptionError("--data is for length profiles, which are written with --out; give --out profile.json too")
     if overhead and out is None:
         raise OptionError("--overhead is stored with --out; give --out profile.json too")
-    lengths = output_lengths(model, data) if data else ()
+    name = named.network if isinstance(named, BuiltIn) else named.name
+    lengths = output_lengths(name, data) if data else ()
     threads = threads or default_threads()
-    built = options.make_model(model, hidden=hidden, layers=layers, dtype=dtype, seed=seed)
+    read = [] if requests is None else [(f"{requests}, line {line}", one) for line, one in read_requests(requests)]
+    if isinstance(named, BuiltIn):
+        given = {"seed": seed, **named.options}
+        built = options.make_model(name, **given)
+        registry = used_registry(built, read, threads) if read else bound_registry(built)
+        width, layers = given.get("hidden") or options.width_of(name), given.get("layers")
+        dtype = given.get("dtype", options.DTYPE)
+    else:
+        built = one_model(named)
+        registry = _of_own(built, read, threads, overhead=overhead)
+        width, dtype = None, dtype_of(registry)
     sizes = [1 << power for power in range(largest.bit_length())]
-    registry = bound_registry(built)
     cells = measured_cells(registry, sizes, seconds, threads)
     curves = [_curve(cell) for cell in cells]
-    width = hidden or (options.default_of(model, "hidden") if "hidden" in known else None)
-    named = f"{model}, hidden {width}" if width else model
-    about = f"{named}, {dtype}, {threads} thread{'s' if threads > 1 else ''}"
+    about = f"{name}{f', hidden {width}' if width else ''}, {dtype}, {threads} thread{'s' if threads > 1 else ''}"
     _show(about, cells, curves, forms_in(registry))
     if json is not None:
-        given = {"model": model, "hidden": width, "dtype": dtype, "threads": threads, "machine": machine()}
+        about_it = {"model": name, "hidden": width, "dtype": dtype, "threads": threads, "machine": machine()}
         rows = [_json_row(cell, curve) for cell, curve in zip(cells, curves, strict=True)]
-        options.write_json(json, {**given, "commit": commit(), "torch": torch.__version__, "cells": rows})
+        options.write_json(json, {**about_it, "commit": commit(), "torch": torch.__version__, "cells": rows})
     if png is not None:
         draw_profile(png, curves, f"{about}; {machine()['cpu']}")
     if out is not None:
@@ -106,17 +130,42 @@ def profile(
         latency = LatencyTable(tuple(cells))
         needed = None
         if overhead:
-            latency, needed = _as_served(model, built, latency, seconds, threads, seed)
-        CostProfile(model, measured_for, latency, lengths, needed).write(out)
+            first = [one for _, one in read]  # to use every cell before anything is measured
+            offered = first or built.examples
+            if isinstance(named, BuiltIn):
+                offered = first or list(make_workload(name, count=256, seed=seed).requests)
+            latency, needed = _as_served(built, first, offered, latency, seconds, threads)
+        CostProfile(name, measured_for, latency, lengths, needed).write(out)
+
+
+def _of_own(model: Model, read: list[tuple[str, Any]], threads: int, *, overhead: bool) -> CellRegistry:
+    """Return the bound cells of a user's model, and say which are not. OptionError if nothing tells what they get."""
+    remedy = "give --requests FILE (JSON, one request a line)"
+    if not (read or model.examples or model.example_chunks):
+        raise OptionError(
+            f"nothing tells what the cells of {type(model).__name__} are given: {remedy}, or set example_request in "
+            "the model"
+        )
+    if overhead and not (read or model.examples):
+        raise OptionError(f"--overhead is measured with requests: {remedy}")
+    registry = used_registry(model, read, threads)
+    unused = model.cells.keys() - {cell.name for cell in registry.types}
+    if unused:
+        said = f"not measured, because no request uses them: {', '.join(sorted(unused))}; {remedy} with one that does"
+        options.err().print(said, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    return registry
 
 
 def _as_served(
-    name: str, model: Model, latency: LatencyTable, seconds: float, threads: int, seed: int
+    model: Model, first: Sequence[Any], requests: Sequence[Any], latency: LatencyTable, seconds: float, threads: int
 ) -> tuple[LatencyTable, Overhead]:
-    """Return the cells' times as the engine runs them, and its overhead beside them, under the policy `cellular`."""
-    workload = make_workload(name, count=256, seed=seed)
-    with Engine(model, "cellular", threads=threads) as engine, quiet_interpreter():
-        return measured_overhead(engine, workload.requests, latency, seconds)
+    """Return the cells' times as the engine runs them, and its overhead beside them, under cellular batching.
+
+    first: requests that are answered before anything is measured, and use all cells that the model's examples do not.
+    """
+    with Engine(model, EveryStep(), threads=threads) as engine, quiet_interpreter():
+        engine.map(first, progress=False)
+        return measured_overhead(engine, requests, latency, seconds)
 
 
 def output_lengths(model: str, data: Sequence[Path]) -> tuple[PredictedLength, ...]:

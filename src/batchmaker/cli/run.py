@@ -13,20 +13,23 @@ import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-import batchmaker
 from batchmaker.cli import options
+from batchmaker.cli.given_model import OwnModel, given_model
 from batchmaker.cli.policy_model import warn_of_another_model
 from batchmaker.cli.requests import LATTICES, MATRICES, TREES, requests_from
 from batchmaker.cli.workload import ATTENTION, DEPENDENCIES, RECURRENT, SPEECH, TRANSLATION_WORDS
 from batchmaker.engine.answer import Answer
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.request import Ticket
-from batchmaker.errors import BatchmakerError, DataError, unknown_name
+from batchmaker.errors import BatchmakerError, DataError, OptionError
 from batchmaker.lab import zoo
 from batchmaker.lab.datasets import Vocabulary, parse_tree, read_lines
 from batchmaker.model.model import Model
+from batchmaker.saved.sources import BuiltIn, one_model
 
 MAX_IN_FLIGHT = 4096
+FOUND_IN_FILES = ("vocabulary_size", "alphabet", "words", "labels", "max_arity")
+"""Options of built-in models that the words and labels of a file give."""
 STRUCTURED = (*LATTICES, "bilstm-tagger-char")
 """Models whose requests are JSON objects, one per line, or items of a data file, as for `batchmaker learn`."""
 
@@ -38,22 +41,19 @@ Show = Callable[[Any], Any]
 
 
 def run(
-    model: Annotated[
-        str,
-        typer.Argument(help="A built-in model, such as lstm, seq2seq or treelstm, or the directory of a saved one."),
-    ],
+    model: options.ModelName,
     source: Annotated[
         Path,
         typer.Option(
             "--input",
             help="Lines of text, trees in brackets, JSON arrays (images, spectrograms) or requests (lattices, "
-            "dependency trees, saved models), or a file of lattices or word|TAG.",
+            "dependency trees, models of your own), or a file of lattices or word|TAG.",
         ),
     ],
     output: Annotated[Path, typer.Option(help="One JSON object per line of input, in its order.")],
     hidden: options.Hidden = None,
     layers: options.Layers = None,
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = options.DTYPE,
     policy: Annotated[
         str | None,
         typer.Option(help="What runs next: cellular, padded, learned:file=FILE, ... Default: auto on a CPU."),
@@ -71,6 +71,9 @@ def run(
     the exit status is 1. Empty lines are skipped; in a file of lattices or word|TAG, "index" counts requests. Requests
     that are not done within --deadline-ms are given up.
 
+    A model of your own reads requests as JSON, one a line: [3, 4, 5], or {"source": [3, 4, 5]} if unfold has several
+    parameters.
+
     [bold]Examples[/bold]
 
     batchmaker run lstm --input text.txt --output states.jsonl
@@ -80,14 +83,17 @@ def run(
     batchmaker run treelstm --input sst/test.txt --output roots.jsonl
 
     batchmaker run saved/translator --input requests.jsonl --output results.jsonl
+
+    batchmaker run translator.py:hidden=64 --input requests.jsonl --output results.jsonl
     """
     options.check_writable(output)
-    given: dict[str, Any] = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
-    built, numbered, encode, show = _model_and_requests(model, source, given)
+    named = given_model(model, hidden=hidden, layers=layers, dtype=dtype, max_batch=max_batch)
+    built, numbered, encode, show = _model_and_requests(named, source, seed)
     with Engine(
         built, policy, workers=workers or "auto", threads=threads, device=device, deadline_ms=deadline_ms
     ) as engine:
-        warn_of_another_model(policy, model)  # policies for other cells have been refused
+        # policies for other cells have been refused
+        warn_of_another_model(policy, named.network if isinstance(named, BuiltIn) else named.name)
         answers = _Answers(engine, [index for index, _ in numbered], show)
         answers.collect([line for _, line in numbered], encode)
     answers.write(output)
@@ -95,21 +101,19 @@ def run(
 
 
 def _model_and_requests(
-    model: str, source: Path, given: dict[str, Any]
+    named: BuiltIn | OwnModel, source: Path, seed: int
 ) -> tuple[Model, list[tuple[int, Any]], Encode, Show]:
     """Return the model, its numbered lines or items, their conversion to requests, and the JSON form of results.
 
-    given: options of a built-in model. Raises OptionError for an unknown model, DataError for an unusable file.
+    seed: of a built-in model. Raises OptionError for options that it does not have, DataError for an unusable file.
     """
-    if model not in zoo.MODELS and not Path(model).is_dir():
-        raise unknown_name("model (and no directory of a saved one)", model, zoo.MODELS)
     lines = read_lines(source)
     numbered: list[tuple[int, Any]] = [(index, line) for index, line in enumerate(lines) if line.strip()]
     if not numbered:
         raise DataError(f"{source}: there is nothing in this file; expected one request a line.")
-    if model not in zoo.MODELS:
-        built, encode = _saved(Path(model))
-        return built, numbered, encode, plain
+    if not isinstance(named, BuiltIn):
+        return one_model(named), numbered, options.parse_json, plain
+    model, given = named.network, {"seed": seed, **named.options}
     if model in STRUCTURED and not numbered[0][1].lstrip().startswith("{"):
         built, numbered = _data_file(model, source, given)
         return built, numbered, _as_it_is, plain
@@ -135,7 +139,8 @@ def _built_in(name: str, lines: list[str], given: dict[str, Any]) -> tuple[Model
     if "vocabulary_size" not in zoo.option_names(name) or name in SPEECH:
         return options.make_model(name, **given), _parse_array, plain
     if name in STRUCTURED or name == DEPENDENCIES:
-        return options.make_model(name, **given), parse_json, plain
+        return options.make_model(name, **given), options.parse_json, plain
+    _refuse(given, FOUND_IN_FILES[:1])
     if name in TREES:
         trees = {line: parsed for line in lines if (parsed := _try_tree(line)) is not None}
         words = [tree.words for tree in trees.values()] or [("word",)]
@@ -152,11 +157,19 @@ def _built_in(name: str, lines: list[str], given: dict[str, Any]) -> tuple[Model
 def _data_file(name: str, source: Path, given: dict[str, Any]) -> tuple[Model, list[tuple[int, Any]]]:
     """Return a model for a data file, and its numbered requests. DataError if it is not a data file."""
     options.check_model(name, **given)
+    _refuse(given, FOUND_IN_FILES)
     try:
         found = requests_from(name, source, **given)
     except DataError as error:
         raise DataError(f"{error} For requests of {name}, give JSON lines, or a file as `learn` reads it.") from None
     return found.model, list(enumerate(found.requests))
+
+
+def _refuse(given: dict[str, Any], found: tuple[str, ...]) -> None:
+    """Raise OptionError if one of the options was given that are found in the file."""
+    for name in found:
+        if name in given:
+            raise OptionError(f"{name} is found in the file; leave it out")
 
 
 def _as_it_is(request: Any) -> Any:
@@ -170,23 +183,11 @@ def _try_tree(line: str) -> Any:
         return None
 
 
-def _saved(directory: Path) -> tuple[Model, Encode]:
-    return batchmaker.load(directory), parse_json
-
-
 def _parse_array(line: str) -> Any:
     try:
-        return np.asarray(parse_json(line), np.float32)
+        return np.asarray(options.parse_json(line), np.float32)
     except (TypeError, ValueError) as error:
         raise DataError(f"not an array of numbers: {error}") from None
-
-
-def parse_json(line: str) -> Any:
-    """Return the value of a line. DataError if it is not JSON."""
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise DataError(f"not JSON: {error}") from None
 
 
 def plain(result: Any) -> Any:

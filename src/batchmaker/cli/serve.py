@@ -236,7 +236,7 @@ def _replicas(text: str | None) -> int | str | None:
 
 def _warn_of_policies(settings: Any) -> None:
     """Warn of learned policies that were learnt for other models than those that use them."""
-    from batchmaker.server.service.sources import BuiltIn, SavedDirectory
+    from batchmaker.saved.sources import BuiltIn, SavedDirectory
 
     for entry in settings.entries():
         if isinstance(entry.source, BuiltIn):

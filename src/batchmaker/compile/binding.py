@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from batchmaker.compile.dataflow import CannotRewriteError, TracedCell, copied
-from batchmaker.compile.export import export_cell, flat_module, infer_outputs
+from batchmaker.compile.export import ANY_SIZE, export_cell, flat_module, infer_outputs
 from batchmaker.compile.fold import fold_tokens
 from batchmaker.compile.forms import CPU, CellForms, PlainModule
 from batchmaker.compile.identity import CellIdentity, canonical
@@ -29,7 +29,7 @@ from batchmaker.compile.rewrite import cut_recurrent_cells, fold_constants, lift
 from batchmaker.compile.row_trial import Batch, TrialRows, try_rows
 from batchmaker.compile.split import Split
 from batchmaker.compile.state_loop import StateChoice, StateLoop
-from batchmaker.errors import ModelError
+from batchmaker.errors import RAISED_BY_USERS, ModelError, lacks_memory, said_by
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.greedy import GreedyLoop
 from batchmaker.kernels.cpu.loop import RecurrentLoop
@@ -406,6 +406,18 @@ class BoundCell:
         """Return the cell as an LSTM or a GRU with so many inputs per step; None if it computes anything else."""
         return self._forms.recurrence(num_sequence_inputs)
 
+    def _first_run(self, size: int, run: Callable[[Batch], Any]) -> None:
+        """Run a batch of this size. ModelError if the cell raises."""
+        rows = self.example(size)
+        try:
+            run(rows)
+        except RAISED_BY_USERS as error:
+            if lacks_memory(error):
+                raise
+            raise ModelError(
+                f"cell {self.name!r}: its first run with a batch of {size} raised {said_by(error)}. {ANY_SIZE}"
+            ) from error
+
     def warm_up(self, batch_sizes: Sequence[int], hoist_sizes: Sequence[int] = ()) -> None:
         """Run every size once, and measure the loops. No request then waits for oneDNN's preparations for a new size.
 
@@ -413,17 +425,17 @@ class BoundCell:
         """
         if self.num_memories:
             for size in batch_sizes:
-                self.call(self.example(size))
+                self._first_run(size, self.call)
             return
         split, count = self._split, self.num_sequence_inputs
         hoisted = () if split is None else split.hoist(*self.example(1)[:count])
         for size in batch_sizes:
-            if self.num_sequence_inputs is None:
-                self.call(self.example(size))
+            if count is None:
+                self._first_run(size, self.call)
             else:
-                self.step(_repeated(hoisted, size), self.example(size)[self.num_sequence_inputs :])
+                self._first_run(size, lambda rows: self.step(_repeated(hoisted, len(rows[0])), rows[count:]))
         for size in hoist_sizes:
-            self.hoist(self.example(size)[: self.num_sequence_inputs])
+            self._first_run(size, lambda rows: self.hoist(rows[:count]))
         if self._chain_loop is not None:
             self._chain_loop.measure(batch_sizes, hoist_sizes)
         if self.num_sequence_inputs is not None and (self._chain_loop is None or self.ends_by_function):

@@ -155,6 +155,14 @@ def check_alike(seen: Mapping[int, tuple[ValueSpec, ...]], where: str) -> None:
             )
 
 
+ANY_SIZE: Final = (
+    "forward() gets batches of any size in dimension 0, 1 too, where squeeze() and `if len(x) == 1` do something else. "
+    "If only some sizes are possible, say which: bm.Cell(module, batch_sizes=[...]); independent_rows=False is for one "
+    "row a call."
+)
+"""What to do about a module that takes batches of some sizes only."""
+
+
 def _refused(
     module: nn.Module, inputs: tuple[ValueSpec, ...], where: str, rows: tuple[Tensor, ...], error: BaseException
 ) -> ModelError:
@@ -180,11 +188,12 @@ def _refused(
     cause = None if _runs(module, zeros) else cause_of(module, inputs, runs)
     if cause is not None:
         return ShapeError(f"{where}, {cause}")
-    return ModelError(
-        f"{where}: a trial run of {len(rows[0])} rows with {len(inputs)} inputs ({declared}) raised "
-        f"{said_by(error)}. Declare one input per argument of forward(), with the "
-        "shape and dtype of one row."
-    )
+    size = len(rows[0])
+    raised = f"{where}: a trial run with a batch of {size} (rows of {declared}) raised {said_by(error)}."
+    others = [other for other in (1, 2, 3) if other != size and _runs(module, example_rows(inputs, other))]
+    if others:
+        return ModelError(f"{raised} With a batch of {others[-1]} it runs. {ANY_SIZE}")
+    return ModelError(f"{raised} Give one value for each argument of forward(), with the shape and dtype of one row.")
 
 
 def _runs(module: nn.Module, rows: tuple[Tensor, ...]) -> bool:

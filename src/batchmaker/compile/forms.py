@@ -17,10 +17,10 @@ from batchmaker.compile.node_loop import NodeLoop, find_node_loop
 from batchmaker.compile.opaque import Opaque
 from batchmaker.compile.program import Program
 from batchmaker.compile.recurrent_cells import Recurrence, find_recurrence
-from batchmaker.compile.row_trial import RANDOM, Batch, RowsError, Tried, in_sizes, is_large
+from batchmaker.compile.row_trial import RANDOM, Batch, Tried, in_sizes, is_large
 from batchmaker.compile.split import Split, compile_whole, split_cell
 from batchmaker.compile.state_loop import StateLoop, find_state_loop
-from batchmaker.errors import ShapeError
+from batchmaker.errors import RowsError, ShapeError
 from batchmaker.graph.spec import ValueSpec
 
 if TYPE_CHECKING:

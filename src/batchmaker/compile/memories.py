@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from batchmaker.compile.export import flat_outputs, infer_outputs
 from batchmaker.compile.forward_signature import signature_of
 from batchmaker.compile.rounding import distance, is_apart, is_rounding
-from batchmaker.compile.row_trial import RANDOM, Batch, RowsError, TrialRows, Tried, try_rows
-from batchmaker.errors import RAISED_BY_USERS, ModelError, OptionError, ShapeError
+from batchmaker.compile.row_trial import RANDOM, Batch, TrialRows, Tried, try_rows
+from batchmaker.errors import RAISED_BY_USERS, ModelError, OptionError, RowsError, ShapeError
 from batchmaker.graph.spec import GIVEN, ValueSpec
 
 NUMBER: Final = ValueSpec((), "int64")

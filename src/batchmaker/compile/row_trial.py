@@ -18,7 +18,7 @@ from batchmaker.compile.export import flat_outputs, torch_dtype
 from batchmaker.compile.mixing import mixing_operation
 from batchmaker.compile.opaque import Opaque
 from batchmaker.compile.rounding import distance, is_apart, is_rounding, largest, tolerance
-from batchmaker.errors import RAISED_BY_USERS, ModelError, ShapeError
+from batchmaker.errors import RAISED_BY_USERS, RowsError, ShapeError
 from batchmaker.graph.spec import ValueSpec
 
 Batch = tuple[Tensor, ...]
@@ -37,10 +37,6 @@ _ON_DEVICE: Final = 2e-2
 
 RANDOM: Final = "draws random numbers, so its rows could not be compared with those of other batches"
 CHAOTIC: Final = "rounding changes its results as much as other rows do, so its rows could not be compared"
-
-
-class RowsError(ModelError):
-    """The rows of a cell depend on each other, or on earlier calls."""
 
 
 @final

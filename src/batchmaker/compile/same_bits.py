@@ -19,8 +19,8 @@ from torch import Tensor, fx
 
 from batchmaker.compile.dataflow import TracedCell, TracedValue, row_spec
 from batchmaker.compile.program import Program
-from batchmaker.compile.row_trial import Batch, RowsError, in_sizes
-from batchmaker.errors import RAISED_BY_USERS
+from batchmaker.compile.row_trial import Batch, in_sizes
+from batchmaker.errors import RAISED_BY_USERS, RowsError
 
 ALIGNMENT: Final = 64
 """Bytes. Kernels may begin in another way at other addresses, so batches begin at a multiple of this."""

@@ -24,8 +24,8 @@ class ExplainedCell:
     """How one cell type runs.
 
     - cell: its name. used: in chains or loops, as single nodes, or as nodes that are whole runs.
-    - form: `compiled loop` and `node loop` (all steps of a task in one call), `optimised program`, `torch module as it
-      is`; or what runs on GPUs. why: no faster form, or where it is used; "" if it is the fastest there is.
+    - form: `compiled loop`, `state loop` and `node loop` (all steps of a task in one call), `optimised program`, `torch
+      module as it is`; or what runs on GPUs. why: no faster form, or where it is used; "" if it is the fastest.
     - until: whether loops that end at a value are tested inside the form, and why not; "" without such loops.
     - in_loop, one_by_one: steps since the start that ran in one call for a task, and one by one.
     - notes: what was done to the cell to make it fast, and what else is to know.

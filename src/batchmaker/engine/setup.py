@@ -88,7 +88,7 @@ def prepare_scheduler(policy: CellPolicy, models: Iterable[Model] = (), *, on_cp
     else when a cell is bound that can use them.
     """
     _say_where_nothing_is_kept()
-    told = "compiling the scheduler's loops: some seconds, once per installation"
+    told = "compiling loops: some seconds, once per installation for each kind of model"
     notice = threading.Timer(_WORTH_TELLING_S, logging.getLogger(__name__).info, [told])
     notice.daemon = True
     notice.start()

@@ -202,15 +202,14 @@ class BulkWorker:
 
     def __init__(self, plan: bytes) -> None:
         from batchmaker.engine.engine import Engine
-        from batchmaker.server.service.sources import parse_source
+        from batchmaker.saved.sources import one_model, parse_source
 
         self._plan = msgspec.json.decode(plan, type=_Plan)
         if Path(self._plan.folder).is_dir():
             os.chdir(self._plan.folder)
-        (versions,) = parse_source(self._plan.model).scan().values()
         threads = self._plan.threads
-        newest = versions[max(versions, key=int)]
-        self._engine = Engine(newest.make(), threads=threads, **{"policy": None, **self._plan.options})
+        model = one_model(parse_source(self._plan.model))
+        self._engine = Engine(model, threads=threads, **{"policy": None, **self._plan.options})
         self._engine.start()
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -16,8 +16,8 @@ from batchmaker.compile.binding import BoundCell, Planner, bind
 from batchmaker.compile.declaration import Declared
 from batchmaker.compile.export import example_rows
 from batchmaker.compile.programs import AnyProgram
-from batchmaker.compile.row_trial import RowsError, TrialRows
-from batchmaker.errors import ModelError, ShapeError
+from batchmaker.compile.row_trial import TrialRows
+from batchmaker.errors import ModelError, RowsError, ShapeError
 from batchmaker.graph.argument_errors import misfit
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues, Value, ValueSequence

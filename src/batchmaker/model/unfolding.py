@@ -10,13 +10,13 @@ from typing import Any, Final, final
 import numpy as np
 import torch
 
-from batchmaker.compile.row_trial import RowsError
 from batchmaker.errors import (
     BatchmakerError,
     InvalidRequestError,
     ModelError,
     NodeLimitError,
     RequestError,
+    RowsError,
     nearest_name,
     said_by,
 )

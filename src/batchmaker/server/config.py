@@ -11,12 +11,12 @@ from typing import Any, Literal
 import msgspec
 
 from batchmaker.errors import OptionError, unknown_name
+from batchmaker.saved.sources import parse_source
 from batchmaker.server.access.auth import read_keys
 from batchmaker.server.limits import Limits
 from batchmaker.server.observe.logs import Level
 from batchmaker.server.service.engine_port import EngineOptions
 from batchmaker.server.service.repository import Entry, VersionPolicy
-from batchmaker.server.service.sources import parse_source
 
 
 class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -158,7 +158,10 @@ def test_generate_takes_plain_values():
         (b'{"word": [1]}', "unknown key 'word'; known: 'words'"),
         (b"[1]", "not the JSON"),
         (b'{"words": {"a": 1}}', "no INT64"),
-        (b'{"pairs": [[1, 2], [3]]}', "other lengths"),
+        (
+            b'{"pairs": [[1, 2], [3]]}',
+            "other lengths than the first.*elements as one flat list and the lengths as another",
+        ),
         (b'{"id": 3}', "not the JSON"),
         (b'{"parameters": []}', "not the JSON"),
     ],

@@ -7,6 +7,7 @@ import re
 import pytest
 from starlette.routing import Route
 
+from batchmaker.saved.sources import parse_source
 from batchmaker.server.access.auth import KeyRing
 from batchmaker.server.access.connections import Connections
 from batchmaker.server.access.origins import Origins
@@ -19,7 +20,6 @@ from batchmaker.server.service.engine_port import EngineOptions
 from batchmaker.server.service.repository import Entry, Repository
 from batchmaker.server.service.service import Service
 from batchmaker.server.service.site import Site
-from batchmaker.server.service.sources import parse_source
 
 ANY_ORIGIN = Origins((), only_this_machine=False)
 

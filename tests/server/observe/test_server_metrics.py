@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from served_models import Counter, Fragile
 
 import batchmaker as bm
+from batchmaker.saved.sources import parse_source
 from batchmaker.server.access.connections import Connections
 from batchmaker.server.faults import ServiceError
 from batchmaker.server.formats.messages import InferRequest
@@ -23,7 +24,6 @@ from batchmaker.server.service.descriptions import model_statistics
 from batchmaker.server.service.engine_port import EngineOptions
 from batchmaker.server.service.repository import Entry, Repository
 from batchmaker.server.service.service import Service
-from batchmaker.server.service.sources import parse_source
 
 
 def numbers(values, datatype="INT64", **parameters):

@@ -14,6 +14,7 @@ from served_models import Counter, Sums
 import batchmaker as bm
 from batchmaker.engine.request import SequenceEnd
 from batchmaker.errors import OptionError, SavedModelError
+from batchmaker.saved.sources import SavedDirectory, parse_source
 from batchmaker.server.access.sender import NOBODY
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.formats.messages import InferRequest
@@ -23,7 +24,6 @@ from batchmaker.server.service.engine_port import EngineOptions
 from batchmaker.server.service.memory import leave_models_alone
 from batchmaker.server.service.repository import Entry, Repository
 from batchmaker.server.service.service import Service
-from batchmaker.server.service.sources import SavedDirectory, parse_source
 
 OPTIONS = EngineOptions(threads=1)
 

@@ -12,6 +12,7 @@ from batchmaker.cli.bench import report
 from batchmaker.cli.bench.contenders import with_equal_work
 from batchmaker.cli.bench.measurement import BenchPlan, measure_all
 from batchmaker.cli.bench.report import Result, Setting
+from batchmaker.cli.given_model import only_built_in
 from batchmaker.cli.workload import UNPADDED, Workload, make_workload
 from batchmaker.engine.setup import DEFAULT
 from batchmaker.errors import OptionError
@@ -21,7 +22,13 @@ from batchmaker.model.model import Model
 
 
 def bench(
-    model: Annotated[str, typer.Argument(help="A built-in model: lstm, gru, seq2seq, treelstm, latticelstm, ...")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A built-in model: lstm, gru, seq2seq, treelstm, latticelstm, ... Options follow a colon: "
+            "lstm:hidden=64. `profile` measures the cells of a model of your own."
+        ),
+    ],
     data: Annotated[
         list[Path] | None,
         typer.Option(
@@ -35,7 +42,7 @@ def bench(
     ] = None,
     hidden: options.Hidden = None,
     layers: options.Layers = None,
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = options.DTYPE,
     rate: Annotated[float | None, typer.Option(help="Offer a Poisson process of so many requests a second.")] = None,
     load: Annotated[
         float | None, typer.Option(help="As --rate, as a share of the padded baseline's peak, measured first.")
@@ -87,24 +94,30 @@ def bench(
     workers = workers if device == "cpu" else len(device_numbers(device))
     if equal_work and workers > 1:
         raise OptionError(f"--equal-work has one batch at a time: use --workers 1, got {workers}")
+    named = only_built_in(model, "bench", hidden=hidden, layers=layers, dtype=dtype, max_batch=max_batch)
+    model = named.network
     names = _policies_for(model, policy, device, equal_work=equal_work)
     plan = BenchPlan(names, seconds, requests, rate, load, padded_batch, seed, sweep)
     options.check_writable(json)
-    made_options = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
+    made_options = {"seed": seed, **named.options}
     options.check_model(model, **made_options)
     workload = make_workload(model, data=data or (), lengths=lengths, count=requests, seed=seed)
     built = _made_for(workload, model, made_options)
     for cell in built.cells.values():
         cell.optimize = cell.optimize or planned
-    width, threads = hidden or options.width_of(model), threads or default_threads(workers)
-    setting = Setting(model, width, layers or 1, dtype, threads, workers, workload.source, load, deadline_ms, device)
+    width, layers = made_options.get("hidden") or options.width_of(model), made_options.get("layers", 1)
+    dtype, threads = made_options.get("dtype", options.DTYPE), threads or default_threads(workers)
+    setting = Setting(model, width, layers, dtype, threads, workers, workload.source, load, deadline_ms, device)
     results = measure_all(built, workload, setting, plan)
     _report(setting, results, json)
 
 
 def _made_for(workload: Workload, model: str, given: dict[str, Any]) -> Model:
     """Return the built-in model with the sizes of the workload. given: other options."""
-    return options.make_model(model, vocabulary_size=workload.vocabulary_size, **workload.options, **given)
+    sizes = {"vocabulary_size": workload.vocabulary_size, **workload.options}
+    for name in given.keys() & {name for name, size in sizes.items() if size is not None}:
+        raise OptionError(f"{name} is that of the requests; leave it out")
+    return options.make_model(model, **sizes, **given)
 
 
 def _report(setting: Setting, results: list[Result], json: Path | None) -> None:

@@ -28,6 +28,8 @@ from batchmaker.model.model import Model
 LOAD = 0.7
 """Offered load for both, as a share of the padded baseline's peak."""
 PADDED_BATCH = 64
+HELD = 0.95
+"""A policy holds the load if it answers at least this share of the requests, but for chance."""
 DRAWN_BATCHES = 10
 """Number of padded batches in the picture."""
 
@@ -73,6 +75,8 @@ def demo(
         results.append({k: v for k, v in line.items() if k not in ("reference_cells_per_s", "useful_over_reference")})
     add_ratios(results)
     _show(console, results)
+    if note := overloaded(results, rate, seconds):
+        console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
     subtitle = f"{rate:.0f} requests a second, LSTM of width {hidden}, sentences of Europarl's lengths"
     options.draw_if_possible(png, lambda: _draw(png, sides, results, subtitle))
     if json is not None:
@@ -128,6 +132,18 @@ def _show(console: Console, results: list[Result]) -> None:
         fill = f"{line['mean_batch'] or 0:.1f}"
         table.add_row(line["policy"], *latency, f"{line['served_rps']:.0f}", fill, f"{line['padding_share']:.0%}")
     console.print(table)
+
+
+def overloaded(results: list[Result], rate: float, seconds: float) -> str:
+    """Return a note if a policy has answered fewer requests a second than came, beyond chance; "" if none has."""
+    least = HELD * rate - 3.0 * (rate / seconds) ** 0.5
+    slow = [line["policy"] for line in results if line["served_rps"] < least]
+    if not slow:
+        return ""
+    return (
+        f"note: {' and '.join(slow)} could not hold {rate:.0f} requests a second on this machine. A queue grew to the "
+        "end, so these milliseconds depend on --seconds and say little of the policy; give a lower --rate."
+    )
 
 
 def _draw(png: Path, sides: list[Side], results: list[Result], subtitle: str) -> None:

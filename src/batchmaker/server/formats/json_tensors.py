@@ -36,6 +36,10 @@ _SCALARS: Final[dict[str, bytes]] = {
 }
 """The letters of values and the space around them: without them, only the structure of lists is left."""
 
+_RAGGED: Final = (
+    "its lists have other lengths than the first, and a tensor has one shape; send the elements as one flat list and "
+    "the lengths as another input, if the model takes them so"
+)
 _LISTS: Final = re.compile(rb"[\[ \t\r\n]*")
 _EMPTY: Final = re.compile(rb"[\[\], \t\r\n]*")
 
@@ -155,7 +159,7 @@ def _shape_of(name: str, structure: bytes, data: bytes) -> tuple[int, ...]:
         sizes.append(size)
         inner *= size
     if len(sizes) != depth or 0 in sizes[1:]:
-        raise invalid(f"tensor {name!r}: its lists have other lengths")
+        raise invalid(f"tensor {name!r}: {_RAGGED}")
     return tuple(reversed(sizes))
 
 
@@ -167,7 +171,7 @@ def _reason(dtype: np.dtype[Any], shape: Sequence[int], data: bytes) -> str:
             _decoder(_JSON_TYPE[dtype.kind], len(shape) if nested and len(shape) > 1 else 1).decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return str(error)
-    return "its lists have other lengths"
+    return _RAGGED
 
 
 # --- strings --------------------------------------------------------------------------------------------------------
@@ -222,6 +226,6 @@ def _flattened(values: list[Any], shape: tuple[int, ...]) -> list[Any]:
     for outer, inner in pairwise(shape):
         count *= outer
         if len(values) != count or any(len(row) != inner for row in values):
-            raise ValueError("its lists have other lengths")
+            raise ValueError(_RAGGED)
         values = [item for row in values for item in row]
     return values

@@ -13,12 +13,12 @@ from typing import Final, Literal, final
 
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, ModelError, OptionError, said_by
 from batchmaker.model.model import Model
+from batchmaker.saved.sources import Source, Versions
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
 from batchmaker.server.limits import Limits
 from batchmaker.server.service.engine_port import EngineOptions
 from batchmaker.server.service.memory import free_memory
 from batchmaker.server.service.served_model import ServedModel, StopCause
-from batchmaker.server.service.sources import Source, Versions
 
 _LOG = logging.getLogger("batchmaker.server")
 

@@ -8,8 +8,8 @@ from typing import Any, Final, final
 
 import numpy as np
 
+from batchmaker.cli.options import parse_json
 from batchmaker.cli.requests import WORKLOADS, Fitted, fit, lattice_words_misplaced
-from batchmaker.cli.run import parse_json
 from batchmaker.cli.workload import ATTENTION, PLACES, TEXT_PLACES
 from batchmaker.errors import DataError, OptionError, unknown_name
 from batchmaker.lab import zoo

@@ -12,8 +12,7 @@ from typing import Any, Final, Protocol, final
 
 from batchmaker.errors import OptionError, unknown_name
 from batchmaker.model.model import Model
-from batchmaker.saved import load, saved_files
-from batchmaker.server.service import model_files
+from batchmaker.saved import load, model_files, saved_files
 
 
 @final
@@ -28,14 +27,14 @@ class Version:
 Versions = Mapping[str, Version]
 """Versions by number, "1", "2", ..."""
 
-_LOG: Final = logging.getLogger("batchmaker.server")
+_LOG: Final = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _ALIAS: Final = re.compile(r"([^=:/]+)=(.+)", re.DOTALL)
 _RESERVED: Final = {"stats"}
 """Names that are parts of routes."""
 _ZOO: Final = "batchmaker.lab.zoo"
-"""The module of the built-in networks, loaded when a server needs them."""
+"""The module of the built-in networks, loaded when one is asked for."""
 
 
 class Source(Protocol):
@@ -164,6 +163,17 @@ def parse_source(text: str, options: Mapping[str, Any] | None = None, name: str 
     if not root.scan():
         raise OptionError(f"{text}: holds no saved model. Write one with batchmaker.save(model, directory).")
     return root
+
+
+def one_model(source: Source) -> Model:
+    """Return the model of a source, of several versions the newest. OptionError if it has several models or none."""
+    found = source.scan()
+    if len(found) != 1:
+        raise OptionError(f"expected one model, got {', '.join(found) or 'none'}. Name the directory of one of them.")
+    (versions,) = found.values()
+    if not versions:
+        raise OptionError(f"{', '.join(found)}: no saved model is there. Write one with batchmaker.save.")
+    return versions[max(versions, key=int)].make()
 
 
 def _checked(name: str) -> str:

@@ -7,7 +7,7 @@ from served_models import Counter, Sums
 
 import batchmaker as bm
 from batchmaker.errors import OptionError
-from batchmaker.server.service.sources import BuiltIn, RepositoryRoot, SavedDirectory, parse_source
+from batchmaker.saved.sources import BuiltIn, RepositoryRoot, SavedDirectory, parse_source
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 import batchmaker as bm
 from batchmaker.errors import ModelError, OptionError
-from batchmaker.server.service.sources import ModelFile, parse_source
+from batchmaker.saved.sources import ModelFile, parse_source
 
 SOURCE = """
 import torch

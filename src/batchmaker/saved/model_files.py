@@ -24,7 +24,7 @@ def build(path: Path, options: Mapping[str, Any]) -> Model:
     module = _run(path)
     function = getattr(module, "build", None)
     if not callable(function):
-        raise ModelError(f"{path} has no function build(); define one that returns the model to serve")
+        raise ModelError(f"{path} has no function build(); define one that returns the model")
     _check(path, function, options)
     try:
         model = function(**options)
