@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -247,11 +246,3 @@ def assert_balanced(engine: bm.Engine) -> None:
         assert core.num_rows == 0
     assert engine.num_in_flight == 0
     assert [worker.work for worker in engine._workers.members] == [0] * len(engine.drivers)
-
-
-def wait_until(holds: Any, limit_s: float = 60.0) -> None:
-    """Wait for what another thread does; an error if it never comes."""
-    end = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.001)

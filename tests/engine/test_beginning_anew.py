@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from engine_models import Counter, Turns, Watching, assert_balanced, unanswered, wait_until
+from engine_models import Counter, Turns, Watching, assert_balanced, unanswered
 from raising_models import Ask, Hanging, WholeSums
 from torch import nn
 
@@ -23,6 +22,7 @@ from batchmaker.engine.workers import LONG_TURN_S
 from batchmaker.errors import EngineError, ModelError, SequenceError
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.core import Scheduler
+from waiting import wait_until
 
 
 class DefectError(Exception):
@@ -274,12 +274,17 @@ def test_a_start_that_fails_after_a_long_time_logs_no_stack(engine_log: Any) -> 
     unfold = model.unfold
 
     def slow(n: int) -> Any:
+        watchdog.look()
         clock.advance(100.0)
+        watchdog.look()
         return unfold(n)
+
+    watchdog = loop._watchdog
+    watchdog.start = lambda: None  # type: ignore[method-assign]  # the test looks itself
 
     def ends_its_turn(*_: Any) -> None:
         wait_until(lambda: loop._refusal)  # the caller has the error, and stops the engine before the turn is over
-        time.sleep(0.1)
+        watchdog.look()
 
     model.unfold = slow  # type: ignore[method-assign]
     model.let_go.set()

@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from engine_models import Counter, Decode, Encode, Endless, LoopTranslator, Sums, assert_balanced, wait_until
+from engine_models import Counter, Decode, Encode, Endless, LoopTranslator, Sums, assert_balanced
 
 import batchmaker as bm
 from batchmaker.compile.loops import ChainLoop
 from batchmaker.engine import Answer
 from batchmaker.errors import CancelledError, ModelError, StoppedError
+from waiting import wait_until
 
 
 class Held(Counter):

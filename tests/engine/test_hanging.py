@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engine_models import assert_balanced, unanswered, wait_until
+from engine_models import assert_balanced, unanswered
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from raising_models import Hanging
@@ -19,6 +19,7 @@ from batchmaker.clock import VirtualClock
 from batchmaker.engine import Answer
 from batchmaker.engine.heartbeat import HUNG_AFTER_S, Heartbeat, Watchdog, stack_of
 from batchmaker.errors import CancelledError, DeadlineError, StoppedError
+from waiting import wait_until
 
 
 @pytest.fixture

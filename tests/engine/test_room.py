@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from engine_models import Endless, Gate, Sums, Totals, assert_balanced, wait_until
+from engine_models import Endless, Gate, Sums, Totals, assert_balanced
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import batchmaker as bm
 from batchmaker.engine import Answer
 from batchmaker.errors import CancelledError, OptionError, QueueFullError, RequestError, StoppedError
+from waiting import wait_until
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from engine_models import Totals, assert_balanced, scheduler, wait_until
+from engine_models import Totals, assert_balanced, scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +16,7 @@ from batchmaker.engine.answer import Answer
 from batchmaker.errors import CancelledError, CellError, SequenceError
 from batchmaker.scheduler.commands import Reply
 from batchmaker.scheduler.layout import NODES
+from waiting import wait_until
 
 
 class Moments:

@@ -21,7 +21,6 @@ from engine_models import (
     assert_balanced,
     scheduler,
     shut,
-    wait_until,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,6 +37,7 @@ from batchmaker.lab import zoo
 from batchmaker.scheduler.commands import Read, RunTask
 from batchmaker.scheduler.layout import NODES, SUBGRAPHS
 from batchmaker.scheduler.live_streams import FRAMES
+from waiting import wait_until
 
 SMALL = {"vocabulary_size": 40, "hidden": 8, "max_batch": 8}
 LSTM = zoo.make("lstm", layers=2, **SMALL)

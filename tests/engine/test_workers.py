@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_models import Counter, Gate, Totals, assert_balanced, shut, wait_until
+from engine_models import Counter, Gate, Totals, assert_balanced, shut
 from torch import Tensor, nn
 
 import batchmaker as bm
@@ -20,6 +20,7 @@ from batchmaker.engine.workers import Workers, work_of
 from batchmaker.errors import CancelledError, OptionError, SequenceLimitError, StoppedError
 from batchmaker.executor.processors import Processors
 from batchmaker.policies.cellular import CellularPolicy
+from waiting import wait_until
 
 
 class Words(nn.Module):
@@ -281,7 +282,7 @@ def test_observers_are_called_by_one_worker_at_a_time_and_told_which() -> None:
 
     def look_on(step: Any) -> None:
         together.append(not inside.acquire(blocking=False))
-        time.sleep(1e-4)  # another worker would come meanwhile
+        time.sleep(1e-4)  # long enough for another worker to come meanwhile, if it could
         seen.append(step.worker)
         inside.release()
 

@@ -68,12 +68,6 @@ class RpcInProcess:
         host, _, port = self.address.rpartition(":")
         return RawClient(socket.create_connection((host, int(port)), LIMIT_S, source_address=(address, 0)))
 
-    async def until(self, holds: Any) -> None:
-        """Wait for what the server does in its own time."""
-        async with asyncio.timeout(LIMIT_S):
-            while not holds():
-                await asyncio.sleep(0.005)
-
     async def serves(self) -> None:
         """Another client is answered, and nothing is held but what is open."""
         async with grpc.aio.insecure_channel(self.address) as channel:

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from batchmaker.server.ws.pool import PIECE, SOCKETS, PooledTransport, SocketPool
+from waiting import until
 
 LOOPS = (asyncio.new_event_loop, uvloop.new_event_loop)
 
@@ -83,11 +84,6 @@ def played(case: Callable[[], Awaitable[None]], new_loop: Callable[[], asyncio.A
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(within())
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
@@ -184,17 +180,20 @@ def test_nothing_is_read_between_pause_and_resume(new_loop) -> None:
         async with Site() as site:
             _, writer = await asyncio.open_connection(*site.address)
             await until(lambda: len(site.connections) == 1)
-            one = site.connections[0]
+            _, behind = await asyncio.open_connection(*site.address)
+            await until(lambda: len(site.connections) == 2)
+            one, other = site.connections
             one.transport.pause_reading()
-            writer.write(b"later")
-            await writer.drain()
-            for _ in range(20):
-                await asyncio.sleep(0.001)
+            for each in (writer, behind):
+                each.write(b"later")
+                await each.drain()
+            await until(lambda: other.data == b"later")  # what came before it was there to be read
             assert one.data == b""
             one.transport.resume_reading()
             await until(lambda: one.data == b"later")
-            writer.close()
-            await one.lost
+            for each in (writer, behind):
+                each.close()
+            await asyncio.gather(one.lost, other.lost)
 
     played(case, new_loop)
 
