@@ -49,12 +49,13 @@ def test_nothing_is_said_after_a_start_that_took_no_time_or_failed(monkeypatch, 
 
 
 UNKEPT = """
-import logging
+import contextlib, logging
 from batchmaker.engine import setup
 from batchmaker.policies.cellular import CellularPolicy
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
-setup.prepare = lambda: None
+setup.compiled_ahead = lambda *_: contextlib.nullcontext()
+setup.prepare = setup.interpreter.prepare = setup.by_table.prepare = lambda: None
 for _ in range(2):
     setup.prepare_scheduler(CellularPolicy())
 """
