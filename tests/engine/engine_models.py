@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.engine import Ticket
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.spec import TypeId
 from batchmaker.policies.base import CellPolicy, ReadyView
 from batchmaker.policies.cellular import CellularPolicy
+from insides import schedulers, workers
 
 HIDDEN = 6
 VOCABULARY = 30
@@ -225,19 +225,6 @@ class Watching(CellPolicy):
         return CellularPolicy().rank(view)
 
 
-def scheduler(engine: bm.Engine) -> Any:
-    """Return the scheduler of the first worker."""
-    return engine.driver._scheduler
-
-
-def schedulers(engine: bm.Engine) -> list[Any]:
-    return [driver._scheduler for driver in engine.drivers]
-
-
-def unanswered(engine: bm.Engine) -> list[Ticket]:
-    return [ticket for worker in engine._workers.members for ticket in worker._unanswered.unsettled()]
-
-
 def assert_balanced(engine: bm.Engine) -> None:
     """Everything is given back and the state is consistent. Call it once the engine has stopped."""
     for core in schedulers(engine):
@@ -245,4 +232,4 @@ def assert_balanced(engine: bm.Engine) -> None:
         assert core.num_requests == 0
         assert core.num_rows == 0
     assert engine.num_in_flight == 0
-    assert [worker.work for worker in engine._workers.members] == [0] * len(engine.drivers)
+    assert [worker.work for worker in workers(engine)] == [0] * len(engine.drivers)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_models import Counter, Turns, Watching, assert_balanced, unanswered
+from engine_models import Counter, Turns, Watching, assert_balanced
 from raising_models import Ask, Hanging, WholeSums
 from torch import nn
 
@@ -22,6 +22,7 @@ from batchmaker.engine.workers import LONG_TURN_S
 from batchmaker.errors import EngineError, ModelError, SequenceError
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.core import Scheduler
+from insides import scheduler, scheduler_of, unanswered, workers
 from waiting import wait_until
 
 
@@ -44,7 +45,7 @@ def break_now(engine: bm.Engine) -> None:
         raise DefectError("of a test")
 
     for driver in engine.drivers:
-        driver._scheduler.handle = fails  # type: ignore[attr-defined]
+        scheduler_of(driver).handle = fails  # type: ignore[attr-defined]
 
 
 def test_who_had_begun_is_told_and_who_waited_is_served(engine_log: Any) -> None:
@@ -173,14 +174,14 @@ def test_one_of_several_workers_begins_anew_and_the_others_know_nothing_of_it(en
     with bm.Engine(model, threads=1, workers=2) as engine:
         began = engine.submit(0)  # one of the workers hangs in its unfold function
         assert model.entered.wait(60)
-        (hanging,) = [n for n, loop in enumerate(engine._workers.members) if loop.work]
+        (hanging,) = [n for n, loop in enumerate(workers(engine)) if loop.work]
         before = engine.drivers
 
         def fails(*_: Any) -> Any:
             raise DefectError("of a test")
 
         before[hanging]._scheduler.handle = fails  # type: ignore[attr-defined]
-        wait_until(lambda: engine._workers.members[hanging].busy_for_s > LONG_TURN_S)
+        wait_until(lambda: workers(engine)[hanging].busy_for_s > LONG_TURN_S)
         others = [engine.submit(n) for n in (4, 5, 6)]
         assert [int(answer.result(60)) for answer in others] == [4, 5, 6]
         model.let_go.set()
@@ -226,7 +227,7 @@ class Slow(bm.Model):
 def test_a_slow_start_says_what_it_does_and_a_failed_one_only_its_error(fails: bool, engine_log: Any) -> None:
     model, raised = Slow(fails=fails), list[BaseException]()
     engine = bm.Engine(model, CellularPolicy(), threads=1)
-    watchdog = engine._workers.members[0]._watchdog
+    watchdog = workers(engine)[0]._watchdog
     watchdog._hung_after_s = 0.0  # every look finds what it does slow
     watchdog.start = lambda: None  # type: ignore[method-assign]  # the test looks itself
 
@@ -269,7 +270,7 @@ def test_a_cell_that_is_compiled_at_the_start_is_named() -> None:
 def test_a_start_that_fails_after_a_long_time_logs_no_stack(engine_log: Any) -> None:
     model = Slow(fails=True)
     engine = bm.Engine(model, CellularPolicy(), threads=1)
-    (loop,) = engine._workers.members
+    (loop,) = workers(engine)
     loop._clock = clock = VirtualClock()
     unfold = model.unfold
 
@@ -301,4 +302,4 @@ def test_the_scheduler_of_a_failed_driver_is_not_used_again(engine_log: Any) -> 
         failed: Answer = engine.submit(1)
         assert isinstance(failed.exception(60), EngineError)
         assert engine.submit(1).result(60) == [1]
-        assert engine.driver._scheduler is not before  # type: ignore[attr-defined]
+        assert scheduler(engine) is not before  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ import batchmaker as bm
 from batchmaker.compile.loops import ChainLoop
 from batchmaker.engine import Answer
 from batchmaker.errors import CancelledError, ModelError, StoppedError
+from insides import workers
 from waiting import wait_until
 
 
@@ -192,7 +193,7 @@ def test_an_engine_stopped_in_its_own_thread_settles_all_it_accepted_and_ends(dr
 
     first.add_done_callback(stop)
     model.let_go.set()
-    wait_until(lambda: engine._workers.members[0].has_ended)
+    wait_until(lambda: workers(engine)[0].has_ended)
     assert len(refused) == 1
     assert first.result(0) == [1]
     if drain:

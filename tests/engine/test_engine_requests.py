@@ -20,7 +20,6 @@ from engine_models import (
     Sums,
     Translator,
     assert_balanced,
-    scheduler,
     translate,
 )
 
@@ -35,6 +34,7 @@ from batchmaker.errors import (
 )
 from batchmaker.executor.null import NullExecutor
 from batchmaker.policies import CellularPolicy
+from insides import scheduler
 from waiting import until, wait_until
 
 SOURCES = [[5, 7, 9], [3], [11, 4, 4, 8, 20, 6], [29, 3], [7] * 9]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engine_models import assert_balanced, unanswered
+from engine_models import assert_balanced
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from raising_models import Hanging
@@ -19,6 +19,7 @@ from batchmaker.clock import VirtualClock
 from batchmaker.engine import Answer
 from batchmaker.engine.heartbeat import HUNG_AFTER_S, Heartbeat, Watchdog, stack_of
 from batchmaker.errors import CancelledError, DeadlineError, StoppedError
+from insides import unanswered, workers
 from waiting import wait_until
 
 
@@ -114,7 +115,7 @@ def test_requests_that_are_finished_late_are_not_given_up_while_another_hangs(mo
     with bm.Engine(model, threads=1, late="finish") as engine:
         hung(engine, model)
         late = engine.submit(5, deadline_ms=1)
-        engine._workers.members[0]._answer_late(engine.heartbeat)
+        workers(engine)[0]._answer_late(engine.heartbeat)
         assert not late.done()
         model.let_go.set()
         assert int(late.result(60)) == 5

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checked_commands import CommandChecks
-from engine_models import assert_balanced, schedulers
+from engine_models import assert_balanced
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_cells import PlainCell, resolved, same
@@ -44,6 +44,7 @@ from batchmaker.errors import (
     ShapeError,
 )
 from batchmaker.executor.memories import MemoryReader
+from insides import schedulers
 
 MODULES: Final = modules(1)
 WIDTH: Final = HIDDEN

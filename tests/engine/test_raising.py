@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from engine_models import assert_balanced, unanswered
+from engine_models import assert_balanced
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from raising_models import KINDS, PLACES, Ask, Incomparable, Sums, Unsayable, WaitingSums, WholeSums
@@ -17,6 +17,7 @@ from batchmaker.engine import Answer
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.worker import MOST_RESTARTS
 from batchmaker.errors import CancelledError, RequestError, StoppedError
+from insides import unanswered
 
 ENGINES = [(1, "cellular"), (2, "cellular")]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from checked_commands import CommandChecks
-from engine_models import assert_balanced, schedulers
+from engine_models import assert_balanced
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_cells import PlainCell, resolved, same
@@ -30,6 +30,7 @@ from batchmaker.model.registry import CellRegistry
 from batchmaker.model.unfolding import Unfolding
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.policies.learned.policy import LearnedPolicy
+from insides import schedulers
 
 WIDTH, WORDS = 6, 11
 NEVER: Final = 1 << 62

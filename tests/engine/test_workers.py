@@ -20,6 +20,7 @@ from batchmaker.engine.workers import Workers, work_of
 from batchmaker.errors import CancelledError, OptionError, SequenceLimitError, StoppedError
 from batchmaker.executor.processors import Processors
 from batchmaker.policies.cellular import CellularPolicy
+from insides import workers
 from waiting import wait_until
 
 
@@ -73,7 +74,7 @@ def test_the_work_of_a_request_is_the_number_of_its_values(request_: Any, work: 
 def test_requests_are_dealt_by_work() -> None:
     with bm.Engine(Lengths(), "cellular", threads=1, workers=3) as engine:
         sent: list[list[int]] = [[], [], []]
-        for number, worker in enumerate(engine._workers.members):
+        for number, worker in enumerate(workers(engine)):
             worker.send = lambda tickets, n=number: sent[n].extend(ticket.work for ticket in tickets)  # type: ignore[method-assign]
         engine._workers.send(
             engine._tickets.many(engine._catalogue.find(None), [[0] * n for n in (9, 1, 1, 1, 1, 8, 7)], None, 0)
@@ -136,7 +137,7 @@ def test_as_many_workers_take_requests_as_the_lock_lets_run(
 def test_the_processor_time_of_a_loop_is_known_while_it_runs() -> None:
     with bm.Engine(Lengths(), threads=1) as engine:
         engine.map([[1, 2, 3]] * 20, progress=False)
-        (worker,) = engine._workers.members
+        (worker,) = workers(engine)
         before_s = worker.used_s
         engine.map([[1, 2, 3]] * 20, progress=False)
         assert 0 < before_s < worker.used_s
@@ -207,7 +208,7 @@ def sent_to(engine: bm.Engine, worker: Any, count: int) -> list[Answer]:
 
 def test_an_idle_worker_takes_what_has_not_begun_at_another() -> None:
     engine, gate = engine_and_gate()
-    first, other = engine._workers.members
+    first, other = workers(engine)
     first.on_idle = None  # whichever is done first, none comes back
     before = engine.drivers[1].stats.cells
     held = sent_to(engine, first, 1)
@@ -224,7 +225,7 @@ def test_an_idle_worker_takes_what_has_not_begun_at_another() -> None:
 
 def test_a_worker_without_work_asks_the_one_that_has_most() -> None:
     engine, gate = engine_and_gate()
-    first, other = engine._workers.members
+    first, other = workers(engine)
     asked: list[Any] = []
     first.call_soon = asked.append  # type: ignore[method-assign]
     held = sent_to(engine, first, 1)
@@ -243,7 +244,7 @@ def test_a_worker_without_work_asks_the_one_that_has_most() -> None:
 
 def test_a_request_that_has_moved_can_be_cancelled() -> None:
     engine, gate = engine_and_gate()
-    first, other = engine._workers.members
+    first, other = workers(engine)
     held = sent_to(engine, first, 1)
     assert gate.entered.wait(60)
     waiting = sent_to(engine, first, 12)
@@ -263,7 +264,7 @@ def test_a_request_that_has_moved_can_be_cancelled() -> None:
 
 def test_what_is_given_to_a_worker_that_stops_comes_back() -> None:
     engine, gate = engine_and_gate()
-    first, other = engine._workers.members
+    first, other = workers(engine)
     held = sent_to(engine, first, 1)
     assert gate.entered.wait(60)
     waiting = sent_to(engine, first, 12)

@@ -63,6 +63,11 @@ class RpcInProcess:
     async def parts(self, asked: Any, call: Any) -> AsyncIterator[Any]:
         yield await self.whole(asked, call)
 
+    @property
+    def calls(self) -> Any:
+        """The calls that are open at the server."""
+        return self.server._gate.service.calls
+
     def connected(self, address: str = "127.0.0.1") -> RawClient:
         """A client of this address, all of which are this machine's."""
         host, _, port = self.address.rpartition(":")

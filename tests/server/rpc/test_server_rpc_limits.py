@@ -227,7 +227,7 @@ def test_watchers_take_nothing_from_others_and_are_limited_for_each_address():
                     again.call(1, WATCH, b"")
                     assert "as many health checks open as one may" in await status_of(again, 1)
                     client.send(reset(1))
-                    await until(lambda: len(there.server._gate.service.calls._idle) == 0)
+                    await until(lambda: len(there.calls._idle) == 0)
                 there.ready = False
                 assert [(await client.next(frames.DATA))[3][-1] for _ in range(4)] == [2] * 4
 
@@ -264,7 +264,7 @@ def test_when_all_calls_are_open_a_stream_that_waits_for_its_client_gives_way():
                 client.send(data(3, framed(infer_message())))
                 await until(lambda: there.num_begun == 2)
                 client.call(5, STREAM)
-                await until(lambda: len(there.server._gate.service.calls._idle) == 1)
+                await until(lambda: len(there.calls._idle) == 1)
                 other.call(1, INFER, infer_message())
                 assert "ended to make room for others" in await status_of(client, 5)
                 await until(lambda: there.num_begun == 3)
@@ -453,7 +453,7 @@ def test_answers_that_a_client_does_not_take_count_as_calls_and_end_its_connecti
                     await client.next(frames.DATA)
                 more.call(3, INFER, infer_message())
                 assert (await more.next(frames.DATA))[2] == 3
-            await until(lambda: not there.server._gate.service.calls.num_open)
+            await until(lambda: not there.calls.num_open)
 
     asyncio.run(work())
 
@@ -487,7 +487,7 @@ def test_what_is_no_call_of_grpc_harms_nobody_else(name, blocks):
                 with contextlib.suppress(OSError):  # it was closed meanwhile
                     await asyncio.to_thread(client.send, *blocks)
                 await there.serves()
-            await until(lambda: not there.bodies.held and not there.server._gate.service.calls.num_open)
+            await until(lambda: not there.bodies.held and not there.calls.num_open)
             await there.serves()
 
     asyncio.run(work())
@@ -521,7 +521,7 @@ def test_calls_that_are_cancelled_at_once_leave_nothing():
                         await asyncio.sleep(0)
                 await until(lambda: not there.bodies.held)
                 await there.serves()
-                await until(lambda: not there.server._gate.service.calls.num_open)
+                await until(lambda: not there.calls.num_open)
 
     asyncio.run(work())
 
