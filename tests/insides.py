@@ -36,6 +36,20 @@ def num_unanswered(engine: bm.Engine) -> int:
     return sum(len(worker._unanswered) for worker in workers(engine))
 
 
+def tickets_of(engine: bm.Engine, requests: list[Any]) -> list[Ticket]:
+    """Requests as the workers take them, not submitted."""
+    return engine._tickets.many(engine._catalogue.find(None), requests, None, 0)
+
+
+def cancel(engine: bm.Engine, request: int) -> None:
+    """Cancel a request by its number, as its answer does."""
+    engine._workers.cancel(request)  # type: ignore[arg-type]
+
+
+def watchdog(worker: Worker) -> Any:
+    return worker._watchdog
+
+
 def room(engine: bm.Engine) -> Any:
     """The places of an engine with `max_queue`."""
     found = engine._submitter._room

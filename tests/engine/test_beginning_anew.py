@@ -22,7 +22,7 @@ from batchmaker.engine.workers import LONG_TURN_S
 from batchmaker.errors import EngineError, ModelError, SequenceError
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.core import Scheduler
-from insides import scheduler, scheduler_of, unanswered, workers
+from insides import scheduler, scheduler_of, unanswered, watchdog, workers
 from waiting import wait_until
 
 
@@ -180,7 +180,7 @@ def test_one_of_several_workers_begins_anew_and_the_others_know_nothing_of_it(en
         def fails(*_: Any) -> Any:
             raise DefectError("of a test")
 
-        before[hanging]._scheduler.handle = fails  # type: ignore[attr-defined]
+        scheduler_of(before[hanging]).handle = fails  # type: ignore[attr-defined]
         wait_until(lambda: workers(engine)[hanging].busy_for_s > LONG_TURN_S)
         others = [engine.submit(n) for n in (4, 5, 6)]
         assert [int(answer.result(60)) for answer in others] == [4, 5, 6]
@@ -227,9 +227,9 @@ class Slow(bm.Model):
 def test_a_slow_start_says_what_it_does_and_a_failed_one_only_its_error(fails: bool, engine_log: Any) -> None:
     model, raised = Slow(fails=fails), list[BaseException]()
     engine = bm.Engine(model, CellularPolicy(), threads=1)
-    watchdog = workers(engine)[0]._watchdog
-    watchdog._hung_after_s = 0.0  # every look finds what it does slow
-    watchdog.start = lambda: None  # type: ignore[method-assign]  # the test looks itself
+    watched = watchdog(workers(engine)[0])
+    watched._hung_after_s = 0.0  # every look finds what it does slow
+    watched.start = lambda: None  # the test looks itself
 
     def start() -> None:
         try:
@@ -241,11 +241,11 @@ def test_a_slow_start_says_what_it_does_and_a_failed_one_only_its_error(fails: b
     starter.start()
     assert model.entered.wait(120)
     for _ in range(4):
-        watchdog.look()
+        watched.look()
     model.let_go.set()
     starter.join(120)
-    watchdog._hung_after_s = HUNG_AFTER_S
-    watchdog.look()
+    watched._hung_after_s = HUNG_AFTER_S
+    watched.look()
     engine.stop()
     said = [record.getMessage() for record in engine_log.records if record.name == "batchmaker.engine"]
     line, *last = said
@@ -259,12 +259,13 @@ def test_a_slow_start_says_what_it_does_and_a_failed_one_only_its_error(fails: b
 
 def test_a_cell_that_is_compiled_at_the_start_is_named() -> None:
     engine = bm.Engine(Slow(fails=False), threads=1)
-    engine._start._doing = "computes the example request of model 'Slow'"
+    start = engine._start
+    start._doing = "computes the example request of model 'Slow'"
     engine.registry.binding = "decoder"
     compiles = "compiles cell 'decoder'"
-    assert engine._start.said == (f"computes the example request of model 'Slow': {compiles}", compiles)
-    engine._start._doing = ""
-    assert engine._start.said == ("", compiles), "no start, but a first request that compiles a cell"
+    assert start.said == (f"computes the example request of model 'Slow': {compiles}", compiles)
+    start._doing = ""
+    assert start.said == ("", compiles), "no start, but a first request that compiles a cell"
 
 
 def test_a_start_that_fails_after_a_long_time_logs_no_stack(engine_log: Any) -> None:
@@ -275,17 +276,17 @@ def test_a_start_that_fails_after_a_long_time_logs_no_stack(engine_log: Any) -> 
     unfold = model.unfold
 
     def slow(n: int) -> Any:
-        watchdog.look()
+        watched.look()
         clock.advance(100.0)
-        watchdog.look()
+        watched.look()
         return unfold(n)
 
-    watchdog = loop._watchdog
-    watchdog.start = lambda: None  # type: ignore[method-assign]  # the test looks itself
+    watched = watchdog(loop)
+    watched.start = lambda: None  # the test looks itself
 
     def ends_its_turn(*_: Any) -> None:
         wait_until(lambda: loop._refusal)  # the caller has the error, and stops the engine before the turn is over
-        watchdog.look()
+        watched.look()
 
     model.unfold = slow  # type: ignore[method-assign]
     model.let_go.set()
@@ -297,7 +298,7 @@ def test_a_start_that_fails_after_a_long_time_logs_no_stack(engine_log: Any) -> 
 
 def test_the_scheduler_of_a_failed_driver_is_not_used_again(engine_log: Any) -> None:
     with bm.Engine(Counter(), threads=1) as engine:
-        before: Scheduler = engine.driver._scheduler  # type: ignore[attr-defined]
+        before: Scheduler = scheduler(engine)  # type: ignore[attr-defined]
         break_now(engine)
         failed: Answer = engine.submit(1)
         assert isinstance(failed.exception(60), EngineError)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import batchmaker as bm
 from batchmaker.engine import Answer
 from batchmaker.errors import CancelledError, OptionError, QueueFullError, RequestError, StoppedError
-from insides import num_unanswered, num_waiting_for_room
+from insides import num_free, num_unanswered, num_waiting_for_room
 from waiting import wait_until
 
 
@@ -25,12 +25,6 @@ def gate() -> Iterator[Gate]:
     gate = Gate()
     yield gate
     gate.opened.set()
-
-
-def num_free(engine: bm.Engine) -> int:
-    room = engine._submitter._room
-    assert room is not None
-    return room._num_free
 
 
 def test_a_full_engine_refuses_at_once_and_takes_more_when_it_has_answered(gate: Gate) -> None:

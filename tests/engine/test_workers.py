@@ -20,7 +20,7 @@ from batchmaker.engine.workers import Workers, work_of
 from batchmaker.errors import CancelledError, OptionError, SequenceLimitError, StoppedError
 from batchmaker.executor.processors import Processors
 from batchmaker.policies.cellular import CellularPolicy
-from insides import workers
+from insides import tickets_of, workers
 from waiting import wait_until
 
 
@@ -76,9 +76,7 @@ def test_requests_are_dealt_by_work() -> None:
         sent: list[list[int]] = [[], [], []]
         for number, worker in enumerate(workers(engine)):
             worker.send = lambda tickets, n=number: sent[n].extend(ticket.work for ticket in tickets)  # type: ignore[method-assign]
-        engine._workers.send(
-            engine._tickets.many(engine._catalogue.find(None), [[0] * n for n in (9, 1, 1, 1, 1, 8, 7)], None, 0)
-        )
+        engine._workers.send(tickets_of(engine, [[0] * n for n in (9, 1, 1, 1, 1, 8, 7)]))
     assert sorted(sum(each) for each in sent) == [9, 9, 10]
 
 
@@ -199,11 +197,11 @@ def engine_and_gate() -> tuple[bm.Engine, Gate]:
 
 def sent_to(engine: bm.Engine, worker: Any, count: int) -> list[Answer]:
     """Send requests to one worker, whatever the others have to do."""
-    tickets = engine._tickets.many(engine._catalogue.find(None), [ROWS] * count, None, 0)
-    for ticket in tickets:
+    sent = tickets_of(engine, [ROWS] * count)
+    for ticket in sent:
         ticket.answer = Answer(ticket.request_id, worker)
-    worker.send(tickets)
-    return [ticket.answer for ticket in tickets if ticket.answer is not None]
+    worker.send(sent)
+    return [ticket.answer for ticket in sent if ticket.answer is not None]
 
 
 def test_an_idle_worker_takes_what_has_not_begun_at_another() -> None:
@@ -230,14 +228,15 @@ def test_a_worker_without_work_asks_the_one_that_has_most() -> None:
     first.call_soon = asked.append  # type: ignore[method-assign]
     held = sent_to(engine, first, 1)
     assert gate.entered.wait(60)
-    engine._workers._seek_work(first)
+    seek_work = engine._workers._seek_work
+    seek_work(first)
     assert not asked, "it has itself the most"
-    engine._workers._seek_work(other)
+    seek_work(other)
     assert [call.args for call in asked] == [(other,)]
     gate.opened.set()
     assert held[0].result(60).item() == 6.0
     wait_until(lambda: not first.work)  # an answer is told a moment before its request is counted as done
-    engine._workers._seek_work(other)
+    seek_work(other)
     assert len(asked) == 1, "nobody has any"
     engine.stop()
 

@@ -355,7 +355,7 @@ def test_an_engine_that_begins_anew_goes_on_with_its_devices() -> None:
         def fails(*_: Any) -> Any:
             raise ValueError("a defect")
 
-        engine.driver._scheduler.handle = fails
+        scheduler(engine).handle = fails
         assert isinstance(engine.submit(REQUESTS[0]).exception(timeout=120), EngineError)
         for request, (value, _) in zip(REQUESTS, engine.map(REQUESTS, progress=False), strict=True):
             torch.testing.assert_close(value, plainly(model, request)[0])

@@ -231,7 +231,7 @@ def test_a_folder_of_transformers_is_loaded_by_its_model_type(name, tmp_path):
     theirs.save_pretrained(tmp_path)
     model = bm.load(tmp_path)
     assert type(model) is OURS[name]
-    expected = OURS[name].of(theirs)._network.state_dict()
+    expected = network_of(OURS[name].of(theirs)).state_dict()
     for weight, own in network_of(model).state_dict().items():
         torch.testing.assert_close(own, expected[weight], atol=0, rtol=0)
     assert model.eos == 2
@@ -322,7 +322,7 @@ def test_a_model_with_a_tokenizer_answers_completions(tmp_path):
 
 @pytest.mark.parametrize("name", TINY)
 def test_whole_sequences_give_what_the_steps_give(name):
-    network = make(name)._network
+    network = network_of(make(name))
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, WORDS, (4, 9)))
     _, begun = network.through(tokens[:, :2], network.start(4))  # shorter than the window of a convolution
     whole, end = network.through(tokens[:, 2:], begun)

@@ -68,6 +68,11 @@ class RpcInProcess:
         """The calls that are open at the server."""
         return self.server._gate.service.calls
 
+    @property
+    def num_idle(self) -> int:
+        """Connections without a call that has work."""
+        return len(self.calls._idle)
+
     def connected(self, address: str = "127.0.0.1") -> RawClient:
         """A client of this address, all of which are this machine's."""
         host, _, port = self.address.rpartition(":")

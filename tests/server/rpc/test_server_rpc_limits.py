@@ -227,7 +227,7 @@ def test_watchers_take_nothing_from_others_and_are_limited_for_each_address():
                     again.call(1, WATCH, b"")
                     assert "as many health checks open as one may" in await status_of(again, 1)
                     client.send(reset(1))
-                    await until(lambda: len(there.calls._idle) == 0)
+                    await until(lambda: there.num_idle == 0)
                 there.ready = False
                 assert [(await client.next(frames.DATA))[3][-1] for _ in range(4)] == [2] * 4
 
@@ -264,7 +264,7 @@ def test_when_all_calls_are_open_a_stream_that_waits_for_its_client_gives_way():
                 client.send(data(3, framed(infer_message())))
                 await until(lambda: there.num_begun == 2)
                 client.call(5, STREAM)
-                await until(lambda: len(there.calls._idle) == 1)
+                await until(lambda: there.num_idle == 1)
                 other.call(1, INFER, infer_message())
                 assert "ended to make room for others" in await status_of(client, 5)
                 await until(lambda: there.num_begun == 3)

@@ -66,6 +66,10 @@ class Site:
     def _made(self) -> Kept:
         return Kept(self.pool, self.connections, echoes=self.echoes)
 
+    @property
+    def num_pooled(self) -> int:
+        return len(self.pool._members)
+
     async def __aenter__(self) -> Site:
         self.server = await asyncio.get_running_loop().create_server(self._made, "127.0.0.1", 0)
         self.address = self.server.sockets[0].getsockname()
@@ -147,7 +151,7 @@ def test_a_client_that_goes_is_noticed_and_its_number_can_be_another_ones(new_lo
                     one = site.connections[number]
                     await until(lambda one=one: one.data == b"here")
                 await one.lost
-                assert not site.pool._members
+                assert not site.num_pooled
 
     played(case, new_loop)
 
@@ -233,7 +237,7 @@ def test_a_connection_that_fails_ends_alone_and_what_others_sent_is_not_lost(new
                 client.send(b"frame")
             await failing.lost
             await until(lambda: all(one.data == b"frame" for one in site.connections if one is not failing))
-            assert len(site.pool._members) == 19
+            assert site.num_pooled == 19
             for client in clients:
                 client.close()
 
