@@ -326,7 +326,7 @@ def test_a_replica_that_leaves_answers_first_what_it_was_asked_about_itself(mode
     async def scenario(fleet):
         call, may_go_on = Upstream.call, asyncio.Event()
 
-        async def later(upstream, head, body):
+        async def later(upstream, head, body=b""):
             if b"/config" in head:
                 await may_go_on.wait()
             return await call(upstream, head, body)
