@@ -32,7 +32,7 @@ from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.auto import AutoPolicy
 from insides import scheduler
 
-EXAMPLES = int(os.environ.get("BATCHMAKER_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("BATCHMAKER_EXAMPLES", "15"))
 PRIME = 1009
 POLICIES = ("cellular", "auto", "lazy", "depth", "agenda", "sufficient")
 

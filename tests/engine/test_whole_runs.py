@@ -286,7 +286,7 @@ def played(m: Any, moves: Sequence[tuple[str, int, list[int]]]) -> Any:
     return results
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     plans=st.lists(MOVES, min_size=1, max_size=5),
     least=st.sampled_from([1, 2, 5]),
