@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,11 +30,9 @@ class DefectError(Exception):
 
 
 @pytest.fixture
-def engine_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    logging.getLogger("batchmaker.engine").setLevel(logging.INFO)
+def engine_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO, "batchmaker.engine")
-    yield caplog
-    logging.getLogger("batchmaker.engine").setLevel(logging.NOTSET)
+    return caplog
 
 
 def break_now(engine: bm.Engine) -> None:
