@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,20 @@ if importlib.util.find_spec("torch") is not None:
 
     torch.set_num_threads(1)
     HAS_CUDA = torch.cuda.is_available()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the loops once, on all cores: the processes of a long run would each compile all of them."""
+    config = session.config
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None) or "torch" not in sys.modules:
+        return
+    if any(Path(given.partition("::")[0]).is_dir() for given in config.args):
+        from batchmaker.engine.setup import prepare_scheduler
+        from batchmaker.lab import zoo
+        from batchmaker.policies.auto import AutoPolicy
+
+        sizes = {"vocabulary_size": 4, "embedding": 2, "hidden": 2}
+        prepare_scheduler(AutoPolicy(), [zoo.make("lstm", dtype=name, **sizes) for name in ("float32", "bfloat16")])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -58,24 +58,22 @@ def compiled_ahead(needs: Sequence[str], processes: int) -> Iterator[None]:
     needs: "module:function", without arguments; modules that need no torch. processes: how many may compile at once.
     With one, or if nothing can be kept, nothing is compiled here: the functions do it themselves.
     """
-    mark = _mark(needs)
-    if mark is None or mark.exists():
-        yield
-        return
-    if processes > 1 and sys.executable and not getattr(sys, "frozen", False) and _INSIDE not in os.environ:
-        _compile(needs, min(processes, MOST_PROCESSES))
-    yield
-    with suppress(OSError):
-        mark.touch()
-
-
-def _mark(needs: Sequence[str]) -> Path | None:
-    """Return the file that says that the machine code of all this is kept; None if none is compiled or kept."""
     folder = None if config.DISABLE_JIT else kept_in()
-    if folder is None:
-        return None
+    marks = {} if folder is None else {need: _mark(folder, need) for need in needs}
+    missing = [need for need, mark in marks.items() if not mark.exists()]
+    can_begin = processes > 1 and sys.executable and not getattr(sys, "frozen", False) and _INSIDE not in os.environ
+    if missing and can_begin:
+        _compile(missing, min(processes, MOST_PROCESSES))
+    yield
+    for need in missing:
+        with suppress(OSError):
+            marks[need].touch()
+
+
+def _mark(folder: Path, need: str) -> Path:
+    """Return the file that says that the machine code of all that this function calls is kept."""
     known_by = (sys.implementation.cache_tag, numba.__version__, cpu_target.target_context.codegen().magic_tuple())
-    return folder / f"all-{blake2b(repr((known_by, sorted(needs))).encode(), digest_size=8).hexdigest()}"
+    return folder / f"all-{blake2b(repr((known_by, need)).encode(), digest_size=8).hexdigest()}"
 
 
 def _compile(needs: Sequence[str], processes: int) -> None:

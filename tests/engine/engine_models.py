@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -11,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.engine import Ticket
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.spec import TypeId
 from batchmaker.policies.base import CellPolicy, ReadyView
 from batchmaker.policies.cellular import CellularPolicy
+from insides import schedulers, workers
 
 HIDDEN = 6
 VOCABULARY = 30
@@ -226,19 +225,6 @@ class Watching(CellPolicy):
         return CellularPolicy().rank(view)
 
 
-def scheduler(engine: bm.Engine) -> Any:
-    """Return the scheduler of the first worker."""
-    return engine.driver._scheduler
-
-
-def schedulers(engine: bm.Engine) -> list[Any]:
-    return [driver._scheduler for driver in engine.drivers]
-
-
-def unanswered(engine: bm.Engine) -> list[Ticket]:
-    return [ticket for worker in engine._workers.members for ticket in worker._unanswered.unsettled()]
-
-
 def assert_balanced(engine: bm.Engine) -> None:
     """Everything is given back and the state is consistent. Call it once the engine has stopped."""
     for core in schedulers(engine):
@@ -246,12 +232,4 @@ def assert_balanced(engine: bm.Engine) -> None:
         assert core.num_requests == 0
         assert core.num_rows == 0
     assert engine.num_in_flight == 0
-    assert [worker.work for worker in engine._workers.members] == [0] * len(engine.drivers)
-
-
-def wait_until(holds: Any, limit_s: float = 60.0) -> None:
-    """Wait for what another thread does; an error if it never comes."""
-    end = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.001)
+    assert [worker.work for worker in workers(engine)] == [0] * len(engine.drivers)

@@ -14,6 +14,7 @@ from torch import nn
 
 import batchmaker as bm
 from batchmaker.errors import StoppedError
+from insides import workers
 
 
 class Row(bm.Model):
@@ -65,7 +66,7 @@ def started() -> None:
     waiting = engine.submit([-1.0] * 4)
     model.entered.wait(60)
     behind, streamed = engine.submit(xs), engine.submit(xs, stream=True)
-    locks = [engine._workers.members[0]._lock, engine._submitter._room._freed, engine._limit._lock]  # type: ignore[union-attr, attr-defined]
+    locks = [workers(engine)[0]._lock, engine._submitter._room._freed, engine._limit._lock]  # type: ignore[union-attr, attr-defined]
 
     def child() -> None:
         print("submit:", said(lambda: engine.submit(xs)))

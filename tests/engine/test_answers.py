@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from engine_models import Counter, Endless, Gate, Sums, Totals, assert_balanced, shut, unanswered, wait_until
+from engine_models import Counter, Endless, Gate, Sums, Totals, assert_balanced, shut
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +20,8 @@ import batchmaker as bm
 from batchmaker.engine import Answer
 from batchmaker.errors import CancelledError, InvalidRequestError, OptionError, StoppedError
 from batchmaker.scheduler.events import RequestId
+from insides import unanswered
+from waiting import wait_until
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 from checked_commands import CommandChecks
-from engine_models import assert_balanced, schedulers
+from engine_models import assert_balanced
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from plain_cells import PlainCell, resolved, same
@@ -55,6 +55,7 @@ from batchmaker.compile.loops import ChainLoop
 from batchmaker.compiled import config
 from batchmaker.engine import Answer, stop_tests
 from batchmaker.errors import BatchmakerError, CancelledError, DeadlineError, SequenceError
+from insides import schedulers
 
 NUM_EXAMPLES: Final = int(os.environ.get("BATCHMAKER_EXAMPLES", "60"))
 TOLERANCE: Final = 1e-4

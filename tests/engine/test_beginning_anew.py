@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from engine_models import Counter, Turns, Watching, assert_balanced, unanswered, wait_until
+from engine_models import Counter, Turns, Watching, assert_balanced
 from raising_models import Ask, Hanging, WholeSums
 from torch import nn
 
@@ -23,6 +21,8 @@ from batchmaker.engine.workers import LONG_TURN_S
 from batchmaker.errors import EngineError, ModelError, SequenceError
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.core import Scheduler
+from insides import scheduler, scheduler_of, unanswered, watchdog, workers
+from waiting import wait_until
 
 
 class DefectError(Exception):
@@ -30,11 +30,9 @@ class DefectError(Exception):
 
 
 @pytest.fixture
-def engine_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    logging.getLogger("batchmaker.engine").setLevel(logging.INFO)
+def engine_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO, "batchmaker.engine")
-    yield caplog
-    logging.getLogger("batchmaker.engine").setLevel(logging.NOTSET)
+    return caplog
 
 
 def break_now(engine: bm.Engine) -> None:
@@ -44,7 +42,7 @@ def break_now(engine: bm.Engine) -> None:
         raise DefectError("of a test")
 
     for driver in engine.drivers:
-        driver._scheduler.handle = fails  # type: ignore[attr-defined]
+        scheduler_of(driver).handle = fails  # type: ignore[attr-defined]
 
 
 def test_who_had_begun_is_told_and_who_waited_is_served(engine_log: Any) -> None:
@@ -173,14 +171,14 @@ def test_one_of_several_workers_begins_anew_and_the_others_know_nothing_of_it(en
     with bm.Engine(model, threads=1, workers=2) as engine:
         began = engine.submit(0)  # one of the workers hangs in its unfold function
         assert model.entered.wait(60)
-        (hanging,) = [n for n, loop in enumerate(engine._workers.members) if loop.work]
+        (hanging,) = [n for n, loop in enumerate(workers(engine)) if loop.work]
         before = engine.drivers
 
         def fails(*_: Any) -> Any:
             raise DefectError("of a test")
 
-        before[hanging]._scheduler.handle = fails  # type: ignore[attr-defined]
-        wait_until(lambda: engine._workers.members[hanging].busy_for_s > LONG_TURN_S)
+        scheduler_of(before[hanging]).handle = fails  # type: ignore[attr-defined]
+        wait_until(lambda: workers(engine)[hanging].busy_for_s > LONG_TURN_S)
         others = [engine.submit(n) for n in (4, 5, 6)]
         assert [int(answer.result(60)) for answer in others] == [4, 5, 6]
         model.let_go.set()
@@ -226,9 +224,9 @@ class Slow(bm.Model):
 def test_a_slow_start_says_what_it_does_and_a_failed_one_only_its_error(fails: bool, engine_log: Any) -> None:
     model, raised = Slow(fails=fails), list[BaseException]()
     engine = bm.Engine(model, CellularPolicy(), threads=1)
-    watchdog = engine._workers.members[0]._watchdog
-    watchdog._hung_after_s = 0.0  # every look finds what it does slow
-    watchdog.start = lambda: None  # type: ignore[method-assign]  # the test looks itself
+    watched = watchdog(workers(engine)[0])
+    watched._hung_after_s = 0.0  # every look finds what it does slow
+    watched.start = lambda: None  # the test looks itself
 
     def start() -> None:
         try:
@@ -240,11 +238,11 @@ def test_a_slow_start_says_what_it_does_and_a_failed_one_only_its_error(fails: b
     starter.start()
     assert model.entered.wait(120)
     for _ in range(4):
-        watchdog.look()
+        watched.look()
     model.let_go.set()
     starter.join(120)
-    watchdog._hung_after_s = HUNG_AFTER_S
-    watchdog.look()
+    watched._hung_after_s = HUNG_AFTER_S
+    watched.look()
     engine.stop()
     said = [record.getMessage() for record in engine_log.records if record.name == "batchmaker.engine"]
     line, *last = said
@@ -258,28 +256,34 @@ def test_a_slow_start_says_what_it_does_and_a_failed_one_only_its_error(fails: b
 
 def test_a_cell_that_is_compiled_at_the_start_is_named() -> None:
     engine = bm.Engine(Slow(fails=False), threads=1)
-    engine._start._doing = "computes the example request of model 'Slow'"
+    start = engine._start
+    start._doing = "computes the example request of model 'Slow'"
     engine.registry.binding = "decoder"
     compiles = "compiles cell 'decoder'"
-    assert engine._start.said == (f"computes the example request of model 'Slow': {compiles}", compiles)
-    engine._start._doing = ""
-    assert engine._start.said == ("", compiles), "no start, but a first request that compiles a cell"
+    assert start.said == (f"computes the example request of model 'Slow': {compiles}", compiles)
+    start._doing = ""
+    assert start.said == ("", compiles), "no start, but a first request that compiles a cell"
 
 
 def test_a_start_that_fails_after_a_long_time_logs_no_stack(engine_log: Any) -> None:
     model = Slow(fails=True)
     engine = bm.Engine(model, CellularPolicy(), threads=1)
-    (loop,) = engine._workers.members
+    (loop,) = workers(engine)
     loop._clock = clock = VirtualClock()
     unfold = model.unfold
 
     def slow(n: int) -> Any:
+        watched.look()
         clock.advance(100.0)
+        watched.look()
         return unfold(n)
+
+    watched = watchdog(loop)
+    watched.start = lambda: None  # the test looks itself
 
     def ends_its_turn(*_: Any) -> None:
         wait_until(lambda: loop._refusal)  # the caller has the error, and stops the engine before the turn is over
-        time.sleep(0.1)
+        watched.look()
 
     model.unfold = slow  # type: ignore[method-assign]
     model.let_go.set()
@@ -291,9 +295,9 @@ def test_a_start_that_fails_after_a_long_time_logs_no_stack(engine_log: Any) -> 
 
 def test_the_scheduler_of_a_failed_driver_is_not_used_again(engine_log: Any) -> None:
     with bm.Engine(Counter(), threads=1) as engine:
-        before: Scheduler = engine.driver._scheduler  # type: ignore[attr-defined]
+        before: Scheduler = scheduler(engine)  # type: ignore[attr-defined]
         break_now(engine)
         failed: Answer = engine.submit(1)
         assert isinstance(failed.exception(60), EngineError)
         assert engine.submit(1).result(60) == [1]
-        assert engine.driver._scheduler is not before  # type: ignore[attr-defined]
+        assert scheduler(engine) is not before  # type: ignore[attr-defined]

@@ -34,6 +34,7 @@ from batchmaker.executor.compute import ComputingExecutor
 from batchmaker.executor.inline import InlineExecutor
 from batchmaker.model.unfolding import Unfolding
 from batchmaker.scheduler.core import Scheduler
+from insides import num_unanswered
 
 CALLS: dict[type, tuple[str, ...]] = {
     Scheduler: ("handle", "slots"),
@@ -136,7 +137,7 @@ def engine(request: Any, faults: Faults) -> Iterator[bm.Engine]:
         assert engine.heartbeat.alive
         assert engine.num_sequences == 0
     assert_balanced(engine)
-    assert len(engine._workers.members[0]._unanswered) == 0
+    assert num_unanswered(engine) == 0
 
 
 class Mix:

@@ -16,6 +16,7 @@ from batchmaker.errors import CancelledError, DeadlineError, OptionError, Refuse
 from batchmaker.policies.base import Admission, ReadyView
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.policies.lazy import LazyPolicy
+from insides import cancel
 
 
 class Turnstile(Watching):
@@ -201,7 +202,7 @@ def test_requests_that_wait_in_the_backlog_can_be_cancelled() -> None:
         assert gate.entered.wait(60)
         doomed = engine.submit([2], deadline_ms=60_000)
         kept = engine.submit([3])
-        engine._workers.cancel(2)  # type: ignore[arg-type]
+        cancel(engine, 2)
         gate.opened.set()
         assert isinstance(doomed.exception(60), CancelledError)
         assert [float(future.result(60)) for future in (first, kept)] == [1.0, 3.0]
@@ -245,7 +246,7 @@ def test_each_request_of_any_mix_is_settled_once_and_counted_once(
             deadline_ms = {"late": -1.0, "generous": 60_000.0}.get(kind)
             futures.append(engine.submit(request, deadline_ms=deadline_ms, priority=priority, model=model))
             if kind == "cancelled":
-                engine._workers.cancel(number)  # type: ignore[arg-type]
+                cancel(engine, number)
         for (kind, length, *_), future in zip(mix, futures, strict=True):
             error = future.exception(60)
             if error is None:

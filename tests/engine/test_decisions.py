@@ -30,8 +30,9 @@ from batchmaker.errors import (
 )
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.auto import AutoPolicy
+from insides import scheduler
 
-EXAMPLES = int(os.environ.get("BATCHMAKER_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("BATCHMAKER_EXAMPLES", "15"))
 PRIME = 1009
 POLICIES = ("cellular", "auto", "lazy", "depth", "agenda", "sufficient")
 
@@ -316,9 +317,13 @@ def test_requests_of_one_shape_share_a_template_and_of_all_shapes_their_regions(
     with bm.Engine(Numbers(), threads=1) as engine:
         engine.map([3] * 8, progress=False)
         assert engine.drivers[0].templates.num_templates == 1
-        begun = len(engine.drivers[0]._scheduler._frames.patterns)
+        begun = len(frames_of(engine).patterns)
         engine.map([3, 5, 7] * 8, progress=False)
-        assert len(engine.drivers[0]._scheduler._frames.patterns) == begun
+        assert len(frames_of(engine).patterns) == begun
+
+
+def frames_of(engine: bm.Engine) -> Any:
+    return scheduler(engine)._frames
 
 
 # --- what is not chosen ----------------------------------------------------------------------------------------------
@@ -568,7 +573,7 @@ def test_cancelled_and_late_requests_leave_nothing_behind() -> None:
         assert [answer.result(60) for answer in short] == [2, 3]
         assert [answer.result(60) for answer in long[3:]] == [900] * 3
         assert isinstance(late.exception(60), DeadlineError)
-        frames = engine.drivers[0]._scheduler._frames
+        frames = frames_of(engine)
         assert not frames.slots
         assert (frames._machine.waits == -1).all()
     assert_balanced(engine)
@@ -823,7 +828,7 @@ def test_regions_are_forgotten_once_they_are_many_and_no_request_has_any(monkeyp
     with bm.Engine(EvenNumbers(), threads=1) as engine:
         for top in (3, 6, 2, 7, 6):
             assert engine.submit(top).result(60).tolist() == list(range(2, top + 1, 2))
-            words = engine.drivers[0]._scheduler._frames._num_words
+            words = frames_of(engine)._num_words
         assert engine.submit(5).result(60).tolist() == [2, 4]
-        assert engine.drivers[0]._scheduler._frames._num_words == words, "what was there before is gone"
+        assert frames_of(engine)._num_words == words, "what was there before is gone"
     assert_balanced(engine)

@@ -24,6 +24,7 @@ from batchmaker.errors import (
     NodeLimitError,
     ShapeError,
 )
+from insides import cancel
 
 
 class Join(nn.Module):
@@ -355,7 +356,7 @@ def test_each_request_of_any_mix_is_settled_exactly_once(mix: Any, workers: int,
                 if length > 6:
                     next(stream)
                 stream.close()
-                engine._workers.cancel(len(futures))  # type: ignore[arg-type]
+                cancel(engine, len(futures))
                 futures.append((kind, xs, None))
             else:
                 deadline_ms = {"late": -1.0}.get(kind)

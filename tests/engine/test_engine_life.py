@@ -10,12 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from engine_models import Counter, Decode, Encode, Endless, LoopTranslator, Sums, assert_balanced, wait_until
+from engine_models import Counter, Decode, Encode, Endless, LoopTranslator, Sums, assert_balanced
 
 import batchmaker as bm
 from batchmaker.compile.loops import ChainLoop
 from batchmaker.engine import Answer
 from batchmaker.errors import CancelledError, ModelError, StoppedError
+from insides import workers
+from waiting import wait_until
 
 
 class Held(Counter):
@@ -191,7 +193,7 @@ def test_an_engine_stopped_in_its_own_thread_settles_all_it_accepted_and_ends(dr
 
     first.add_done_callback(stop)
     model.let_go.set()
-    wait_until(lambda: engine._workers.members[0].has_ended)
+    wait_until(lambda: workers(engine)[0].has_ended)
     assert len(refused) == 1
     assert first.result(0) == [1]
     if drain:

@@ -20,9 +20,7 @@ from engine_models import (
     Sums,
     Translator,
     assert_balanced,
-    scheduler,
     translate,
-    wait_until,
 )
 
 import batchmaker as bm
@@ -36,6 +34,8 @@ from batchmaker.errors import (
 )
 from batchmaker.executor.null import NullExecutor
 from batchmaker.policies import CellularPolicy
+from insides import scheduler
+from waiting import until, wait_until
 
 SOURCES = [[5, 7, 9], [3], [11, 4, 4, 8, 20, 6], [29, 3], [7] * 9]
 
@@ -263,8 +263,7 @@ def test_cancelling_the_awaiting_task_frees_the_request_and_the_others_go_on() -
             value = await anext(stream)
             assert await anext(stream) == value + 1
             await stream.aclose()
-            while engine.num_in_flight:
-                await asyncio.sleep(0.001)
+            await until(lambda: not engine.num_in_flight)
         assert_balanced(engine)
 
     asyncio.run(main())
@@ -281,8 +280,7 @@ def test_leaving_an_async_stream_early_cancels_its_request() -> None:
                     break
             await stream.aclose()
             assert got == [1, 2, 3]
-            while engine.num_in_flight:
-                await asyncio.sleep(0.001)
+            await until(lambda: not engine.num_in_flight)
         assert_balanced(engine)
 
     asyncio.run(main())
@@ -302,7 +300,7 @@ def test_a_request_cancelled_while_its_batch_runs_leaves_its_neighbours_alone() 
             kept = asyncio.ensure_future(engine.submit([4, 5, 6]))
             await asyncio.to_thread(gate.entered.wait, 60)
             doomed.cancel()
-            await asyncio.sleep(0.01)
+            await asyncio.gather(doomed, return_exceptions=True)
             gate.opened.set()
             return float(await kept)
 

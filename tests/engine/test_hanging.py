@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engine_models import assert_balanced, unanswered, wait_until
+from engine_models import assert_balanced
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from raising_models import Hanging
@@ -19,6 +19,8 @@ from batchmaker.clock import VirtualClock
 from batchmaker.engine import Answer
 from batchmaker.engine.heartbeat import HUNG_AFTER_S, Heartbeat, Watchdog, stack_of
 from batchmaker.errors import CancelledError, DeadlineError, StoppedError
+from insides import unanswered, workers
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -113,7 +115,7 @@ def test_requests_that_are_finished_late_are_not_given_up_while_another_hangs(mo
     with bm.Engine(model, threads=1, late="finish") as engine:
         hung(engine, model)
         late = engine.submit(5, deadline_ms=1)
-        engine._workers.members[0]._answer_late(engine.heartbeat)
+        workers(engine)[0]._answer_late(engine.heartbeat)
         assert not late.done()
         model.let_go.set()
         assert int(late.result(60)) == 5
@@ -274,13 +276,14 @@ def test_an_engine_that_waits_for_its_workers_to_end_is_not_said_to_hang(caplog:
 
 def test_the_watchdog_looks_often_while_deadlines_are_ahead_and_seldom_otherwise() -> None:
     watched = Watched()
+    interval_s = watched.watchdog._interval_s
     watched.clock.advance(100.0)
-    assert watched.watchdog._interval_s() == 1.0
+    assert interval_s() == 1.0
     watched.watchdog.expect(105.0)
     assert watched.watchdog._woken.is_set()
-    assert watched.watchdog._interval_s() < 0.1
+    assert interval_s() < 0.1
     watched.clock.advance(10.0)
-    assert watched.watchdog._interval_s() == 1.0
+    assert interval_s() == 1.0
 
 
 def test_a_thread_that_is_gone_has_no_stack() -> None:

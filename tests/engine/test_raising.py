@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from engine_models import assert_balanced, unanswered
+from engine_models import assert_balanced
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from raising_models import KINDS, PLACES, Ask, Incomparable, Sums, Unsayable, WaitingSums, WholeSums
@@ -17,6 +17,7 @@ from batchmaker.engine import Answer
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.worker import MOST_RESTARTS
 from batchmaker.errors import CancelledError, RequestError, StoppedError
+from insides import tickets_of, unanswered
 
 ENGINES = [(1, "cellular"), (2, "cellular")]
 
@@ -177,7 +178,7 @@ def test_what_a_stream_runs_into_is_the_requests_own_error(kind: type[BaseExcept
         raise kind
 
     with bm.Engine(WaitingSums(), threads=1) as engine:
-        ticket = engine._ticket(Ask(3), None, 0, None)
+        (ticket,) = tickets_of(engine, [Ask(3)])
         ticket.on_value = raises
         error = engine._submitter.submit(ticket, stream=False).exception(60)
         assert isinstance(error, RequestError)

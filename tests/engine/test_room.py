@@ -9,13 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from engine_models import Endless, Gate, Sums, Totals, assert_balanced, wait_until
+from engine_models import Endless, Gate, Sums, Totals, assert_balanced
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import batchmaker as bm
 from batchmaker.engine import Answer
 from batchmaker.errors import CancelledError, OptionError, QueueFullError, RequestError, StoppedError
+from insides import num_free, num_unanswered, num_waiting_for_room
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -23,12 +25,6 @@ def gate() -> Iterator[Gate]:
     gate = Gate()
     yield gate
     gate.opened.set()
-
-
-def num_free(engine: bm.Engine) -> int:
-    room = engine._submitter._room
-    assert room is not None
-    return room._num_free
 
 
 def test_a_full_engine_refuses_at_once_and_takes_more_when_it_has_answered(gate: Gate) -> None:
@@ -81,9 +77,9 @@ def test_waiting_for_room_blocks_a_thread_until_another_request_is_answered(gate
         taken = [engine.submit([n]) for n in range(2)]
         assert gate.entered.wait(60)
         later = [pool.submit(engine.submit, [n]) for n in (10, 11, 12)]
-        wait_until(lambda: len(engine._submitter._room._freed._waiters) == 3)  # type: ignore[union-attr, attr-defined]
+        wait_until(lambda: num_waiting_for_room(engine) == 3)
         assert not any(one.done() for one in later)
-        assert len(engine._workers.members[0]._unanswered) == 2
+        assert num_unanswered(engine) == 2
         gate.opened.set()
         assert [float(answer.result(60)) for answer in taken] == [0.0, 1.0]
         assert [float(one.result(60).result(60)) for one in later] == [10.0, 11.0, 12.0]
@@ -127,7 +123,7 @@ def test_who_waits_for_room_hears_that_the_engine_is_stopped() -> None:
     with ThreadPoolExecutor(3) as pool:
         later = [pool.submit(engine.submit, 0) for _ in range(2)]
         later.append(pool.submit(engine.map, [0, 0], progress=False))
-        wait_until(lambda: len(engine._submitter._room._freed._waiters) == 3)  # type: ignore[union-attr, attr-defined]
+        wait_until(lambda: num_waiting_for_room(engine) == 3)
         engine.stop(drain=False)
         assert all(isinstance(one.exception(60), StoppedError) for one in later)
     assert isinstance(taken.exception(60), CancelledError)
@@ -179,7 +175,7 @@ def test_however_many_ask_no_more_are_in_flight_than_may_be(most: int, when_full
 
     class Noted(Sums):
         def unfold(self, xs: Any, form: str = "run") -> Any:
-            seen.append(len(engine._workers.members[0]._unanswered))
+            seen.append(num_unanswered(engine))
             return self.add.run([[float(int(x))] for x in xs], ([0.0],))
 
     engine = bm.Engine(Noted(), threads=1, max_queue=most, when_full=when_full)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from engine_models import Totals, assert_balanced, scheduler, wait_until
+from engine_models import Totals, assert_balanced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +16,8 @@ from batchmaker.engine.answer import Answer
 from batchmaker.errors import CancelledError, CellError, SequenceError
 from batchmaker.scheduler.commands import Reply
 from batchmaker.scheduler.layout import NODES
+from insides import scheduler
+from waiting import wait_until
 
 
 class Moments:
@@ -146,4 +148,4 @@ def test_whichever_chunks_lose_their_answers_the_others_are_answered_as_if_those
             before = after
         wait_until(lambda: scheduler(engine).num_rows == len(before))
     wait_until(lambda: scheduler(engine).num_rows == 0)
-    assert scheduler(engine)._state.arena.num_used(NODES) == 0
+    assert scheduler(engine).state.arena.num_used(NODES) == 0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from engine_models import Gate, Sums, Totals, Turns, assert_balanced, scheduler, shut, wait_until
+from engine_models import Gate, Sums, Totals, Turns, assert_balanced, shut
 
 import batchmaker as bm
 from batchmaker.engine.request import SequenceEnd, SequenceEnded
@@ -21,6 +21,8 @@ from batchmaker.errors import (
     StoppedError,
 )
 from batchmaker.lab import zoo
+from insides import scheduler
+from waiting import wait_until
 
 
 def test_a_sequence_that_is_idle_for_too_long_ends_and_frees_what_it_kept() -> None:

@@ -11,18 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_models import (
-    POISON,
-    Count,
-    Gate,
-    Poisoned,
-    Totals,
-    Turns,
-    assert_balanced,
-    scheduler,
-    shut,
-    wait_until,
-)
+from engine_models import POISON, Count, Gate, Poisoned, Totals, Turns, assert_balanced, shut
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +27,8 @@ from batchmaker.lab import zoo
 from batchmaker.scheduler.commands import Read, RunTask
 from batchmaker.scheduler.layout import NODES, SUBGRAPHS
 from batchmaker.scheduler.live_streams import FRAMES
+from insides import scheduler
+from waiting import wait_until
 
 SMALL = {"vocabulary_size": 40, "hidden": 8, "max_batch": 8}
 LSTM = zoo.make("lstm", layers=2, **SMALL)
@@ -294,7 +285,7 @@ def test_any_interleaving_gives_what_each_sequence_alone_gives(
             assert float(future.result(60)) == expected
     for sequence in sequences.values():
         sequence.close()
-    state = scheduler(engine)._state
+    state = scheduler(engine).state
     wait_until(lambda: scheduler(engine).num_rows == 0 and scheduler(engine).num_requests == 0)
     wait_until(lambda: not state.store.in_use and state.arena.num_used(NODES) == 0)  # freed just behind the rows
 
@@ -308,7 +299,7 @@ def play_long(num_chunks: int) -> list[int]:
     ):
         for number in range(num_chunks):
             assert float(sequence.submit([1, 0]).result(60)) == number + 1
-            arena = scheduler(engine)._state.arena
+            arena = scheduler(engine).state.arena
             assert (scheduler(engine).num_rows, arena.num_used(NODES)) == (1, 1)
             if number + 1 in (num_chunks // 5, num_chunks):
                 gc.collect()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import threading
+from contextlib import nullcontext
 
 import pytest
 
+from batchmaker.compiled import config, kept_in, place
 from batchmaker.engine import setup
 from batchmaker.policies.cellular import CellularPolicy
 
@@ -48,29 +48,26 @@ def test_nothing_is_said_after_a_start_that_took_no_time_or_failed(monkeypatch, 
     assert [timer.said for timer in begun] == [["start", "cancel"]]
 
 
-UNKEPT = """
-import logging
-from batchmaker.engine import setup
-from batchmaker.policies.cellular import CellularPolicy
-
-logging.basicConfig(level=logging.WARNING, format="%(message)s")
-setup.prepare = lambda: None
-for _ in range(2):
-    setup.prepare_scheduler(CellularPolicy())
-"""
-
-
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
-def test_where_nothing_can_be_kept_a_start_says_so_in_one_line_with_the_remedy(tmp_path):
+@pytest.mark.parametrize(("folder", "lines"), [("file/below", 1), ("folder", 0)])
+def test_where_nothing_can_be_kept_a_start_says_so_in_one_line_with_the_remedy(tmp_path, caplog, folder, lines):
     (tmp_path / "file").touch()
-    for place, lines in ((tmp_path / "file" / "below", 1), (tmp_path / "folder", 0)):
-        told = subprocess.run(
-            [sys.executable, "-c", UNKEPT],
-            env={**os.environ, "NUMBA_CACHE_DIR": str(place)}, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        said = told.stderr.splitlines()
-        assert len(said) == lines
-        assert all(f"{place}" in line and "set NUMBA_CACHE_DIR to a folder that can be" in line for line in said)
+    found = place, kept_in, setup._say_where_nothing_is_kept
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "CACHE_DIR", str(tmp_path / folder))
+        patch.setattr(setup, "compiled_ahead", lambda *_: nullcontext())
+        for module in (setup, setup.interpreter, setup.by_table):
+            patch.setattr(module, "prepare", lambda: None)
+        for each in found:
+            each.cache_clear()
+        for _ in range(2):
+            setup.prepare_scheduler(CellularPolicy())
+    for each in found:
+        each.cache_clear()
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == lines
+    assert all(str(tmp_path / folder) in line for line in said)
+    assert all("set NUMBA_CACHE_DIR to a folder that can be" in line for line in said)
 
 
 class Noted:

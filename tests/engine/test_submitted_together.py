@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import batchmaker as bm
 from batchmaker.engine import Answer
 from batchmaker.errors import InvalidRequestError, OptionError, QueueFullError, SequenceError, StoppedError
+from insides import num_free
 
 
 class Adds(nn.Module):
@@ -128,7 +129,7 @@ def test_either_all_find_room_or_none_is_accepted() -> None:
             engine.submit_many([ROWS[:1]] * 5)
         answers = engine.submit_many([ROWS[:1]] * 4)
         assert len([answer.result(60) for answer in answers]) == 4
-    assert engine._submitter._room._num_free == 4  # type: ignore[union-attr]
+    assert num_free(engine) == 4  # type: ignore[union-attr]
 
 
 def test_who_may_wait_for_room_submits_more_than_there_is() -> None:
@@ -141,7 +142,7 @@ def test_who_may_wait_for_room_submits_more_than_there_is() -> None:
 
         with pytest.raises(QueueFullError):  # an event loop is never blocked
             asyncio.run(main())
-    assert engine._submitter._room._num_free == 4  # type: ignore[union-attr]
+    assert num_free(engine) == 4  # type: ignore[union-attr]
     with pytest.raises(StoppedError):
         engine.submit_many([ROWS[:1]])
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from checked_commands import CommandChecks
-from engine_models import assert_balanced, schedulers
+from engine_models import assert_balanced
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_cells import PlainCell, resolved, same
@@ -30,6 +30,7 @@ from batchmaker.model.registry import CellRegistry
 from batchmaker.model.unfolding import Unfolding
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.policies.learned.policy import LearnedPolicy
+from insides import schedulers
 
 WIDTH, WORDS = 6, 11
 NEVER: Final = 1 << 62
@@ -285,7 +286,7 @@ def played(m: Any, moves: Sequence[tuple[str, int, list[int]]]) -> Any:
     return results
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     plans=st.lists(MOVES, min_size=1, max_size=5),
     least=st.sampled_from([1, 2, 5]),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_models import Counter, Gate, Totals, assert_balanced, shut, wait_until
+from engine_models import Counter, Gate, Totals, assert_balanced, shut
 from torch import Tensor, nn
 
 import batchmaker as bm
@@ -20,6 +20,8 @@ from batchmaker.engine.workers import Workers, work_of
 from batchmaker.errors import CancelledError, OptionError, SequenceLimitError, StoppedError
 from batchmaker.executor.processors import Processors
 from batchmaker.policies.cellular import CellularPolicy
+from insides import tickets_of, workers
+from waiting import wait_until
 
 
 class Words(nn.Module):
@@ -72,11 +74,9 @@ def test_the_work_of_a_request_is_the_number_of_its_values(request_: Any, work: 
 def test_requests_are_dealt_by_work() -> None:
     with bm.Engine(Lengths(), "cellular", threads=1, workers=3) as engine:
         sent: list[list[int]] = [[], [], []]
-        for number, worker in enumerate(engine._workers.members):
+        for number, worker in enumerate(workers(engine)):
             worker.send = lambda tickets, n=number: sent[n].extend(ticket.work for ticket in tickets)  # type: ignore[method-assign]
-        engine._workers.send(
-            engine._tickets.many(engine._catalogue.find(None), [[0] * n for n in (9, 1, 1, 1, 1, 8, 7)], None, 0)
-        )
+        engine._workers.send(tickets_of(engine, [[0] * n for n in (9, 1, 1, 1, 1, 8, 7)]))
     assert sorted(sum(each) for each in sent) == [9, 9, 10]
 
 
@@ -135,7 +135,7 @@ def test_as_many_workers_take_requests_as_the_lock_lets_run(
 def test_the_processor_time_of_a_loop_is_known_while_it_runs() -> None:
     with bm.Engine(Lengths(), threads=1) as engine:
         engine.map([[1, 2, 3]] * 20, progress=False)
-        (worker,) = engine._workers.members
+        (worker,) = workers(engine)
         before_s = worker.used_s
         engine.map([[1, 2, 3]] * 20, progress=False)
         assert 0 < before_s < worker.used_s
@@ -197,16 +197,16 @@ def engine_and_gate() -> tuple[bm.Engine, Gate]:
 
 def sent_to(engine: bm.Engine, worker: Any, count: int) -> list[Answer]:
     """Send requests to one worker, whatever the others have to do."""
-    tickets = engine._tickets.many(engine._catalogue.find(None), [ROWS] * count, None, 0)
-    for ticket in tickets:
+    sent = tickets_of(engine, [ROWS] * count)
+    for ticket in sent:
         ticket.answer = Answer(ticket.request_id, worker)
-    worker.send(tickets)
-    return [ticket.answer for ticket in tickets if ticket.answer is not None]
+    worker.send(sent)
+    return [ticket.answer for ticket in sent if ticket.answer is not None]
 
 
 def test_an_idle_worker_takes_what_has_not_begun_at_another() -> None:
     engine, gate = engine_and_gate()
-    first, other = engine._workers.members
+    first, other = workers(engine)
     first.on_idle = None  # whichever is done first, none comes back
     before = engine.drivers[1].stats.cells
     held = sent_to(engine, first, 1)
@@ -223,26 +223,27 @@ def test_an_idle_worker_takes_what_has_not_begun_at_another() -> None:
 
 def test_a_worker_without_work_asks_the_one_that_has_most() -> None:
     engine, gate = engine_and_gate()
-    first, other = engine._workers.members
+    first, other = workers(engine)
     asked: list[Any] = []
     first.call_soon = asked.append  # type: ignore[method-assign]
     held = sent_to(engine, first, 1)
     assert gate.entered.wait(60)
-    engine._workers._seek_work(first)
+    seek_work = engine._workers._seek_work
+    seek_work(first)
     assert not asked, "it has itself the most"
-    engine._workers._seek_work(other)
+    seek_work(other)
     assert [call.args for call in asked] == [(other,)]
     gate.opened.set()
     assert held[0].result(60).item() == 6.0
     wait_until(lambda: not first.work)  # an answer is told a moment before its request is counted as done
-    engine._workers._seek_work(other)
+    seek_work(other)
     assert len(asked) == 1, "nobody has any"
     engine.stop()
 
 
 def test_a_request_that_has_moved_can_be_cancelled() -> None:
     engine, gate = engine_and_gate()
-    first, other = engine._workers.members
+    first, other = workers(engine)
     held = sent_to(engine, first, 1)
     assert gate.entered.wait(60)
     waiting = sent_to(engine, first, 12)
@@ -262,7 +263,7 @@ def test_a_request_that_has_moved_can_be_cancelled() -> None:
 
 def test_what_is_given_to_a_worker_that_stops_comes_back() -> None:
     engine, gate = engine_and_gate()
-    first, other = engine._workers.members
+    first, other = workers(engine)
     held = sent_to(engine, first, 1)
     assert gate.entered.wait(60)
     waiting = sent_to(engine, first, 12)
@@ -281,7 +282,7 @@ def test_observers_are_called_by_one_worker_at_a_time_and_told_which() -> None:
 
     def look_on(step: Any) -> None:
         together.append(not inside.acquire(blocking=False))
-        time.sleep(1e-4)  # another worker would come meanwhile
+        time.sleep(1e-4)  # long enough for another worker to come meanwhile, if it could
         seen.append(step.worker)
         inside.release()
 

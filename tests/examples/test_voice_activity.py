@@ -8,9 +8,8 @@ import os
 import re
 import shutil
 import sys
-import time
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 import batchmaker as bm
 import batchmaker.client
+from waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "examples" / "voice_activity"
@@ -177,14 +177,6 @@ def page(served, recording, tmp_path_factory) -> Iterator[Any]:
     browser.get(f"http://{served.address}/page")
     yield browser
     browser.quit()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for what the page does in its own time, however busy the machine is."""
-    end = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < end, "the page did not come so far"
-        time.sleep(0.05)
 
 
 def test_the_page_draws_a_recording_with_its_probabilities(page, served, recording, theirs):

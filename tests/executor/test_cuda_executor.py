@@ -18,6 +18,7 @@ from batchmaker.engine.engine import Engine
 from batchmaker.errors import CellError, DeviceError, EngineError, OptionError
 from batchmaker.executor.cuda.executor import CudaExecutor
 from batchmaker.executor.cuda.open import open_devices
+from insides import scheduler
 
 
 @contextmanager
@@ -126,7 +127,7 @@ def test_every_request_gets_what_plain_pytorch_computes(count: int, records: boo
             want_value, want_steps = plainly(model, request)
             torch.testing.assert_close(value, want_value)
             torch.testing.assert_close(steps, want_steps)
-        engine.driver._scheduler.check_invariants()
+        scheduler(engine).check_invariants()
 
 
 @pytest.mark.parametrize("sizes", [[1, 2, 4, 8], [64]])
@@ -303,7 +304,7 @@ def test_a_row_that_makes_a_cell_raise_fails_alone() -> None:
                     future.result(timeout=120)
             else:
                 assert future.result(timeout=120).tolist() == [i + 1.0]
-        assert engine.driver._executor.notes == ["cell 'cell' is not recorded: it waits for a value"]
+        assert engine.driver.executor.notes == ["cell 'cell' is not recorded: it waits for a value"]
         (cell,) = engine.explain().cells
         assert (cell.form, cell.why) == ("GPU launches one by one", "cell 'cell' is not recorded: it waits for a value")
         assert cell.one_by_one >= 1
@@ -316,7 +317,7 @@ def test_an_engine_on_gpus_tells_how_each_cell_runs_there() -> None:
         assert told.cells
         assert {cell.form for cell in told.cells} <= {"recorded GPU launch", "one GPU kernel for all steps of a task"}
         assert all(cell.in_loop + cell.one_by_one >= 1 for cell in told.cells)
-    engine.driver._executor._lost.update({0: "device 0 was lost", 1: "device 1 was lost"})
+    engine.driver.executor._lost.update({0: "device 0 was lost", 1: "device 1 was lost"})
     first = engine.explain().cells[0]
     assert "every device was lost" in first.form
     assert first.why == "device 0 was lost; device 1 was lost"
@@ -339,28 +340,28 @@ def test_a_lost_device_fails_what_was_there_and_the_others_go_on() -> None:
         assert any(error is None for error in outcomes)
         for request, (value, _) in zip(REQUESTS, engine.map(REQUESTS, progress=False), strict=True):
             torch.testing.assert_close(value, plainly(model, request)[0])
-        assert engine.driver._executor.notes == ["device 0 (fake 0) was lost: it fell off the bus"]
-        lost = engine.driver._executor._places[0]
+        assert engine.driver.executor.notes == ["device 0 (fake 0) was lost: it fell off the bus"]
+        lost = engine.driver.executor._places[0]
         assert lost.num_finished == lost.num_submitted, "the watcher would wait for the lost device without end"
-        engine.driver._scheduler.check_invariants()
+        scheduler(engine).check_invariants()
 
 
 def test_an_engine_that_begins_anew_goes_on_with_its_devices() -> None:
     model = Mixed(batch_sizes=[1, 4])
     with running(model, *fakes(2)) as engine:
         engine.map(REQUESTS, progress=False)
-        before = engine.driver._executor
+        before = engine.driver.executor
 
         def fails(*_: Any) -> Any:
             raise ValueError("a defect")
 
-        engine.driver._scheduler.handle = fails
+        scheduler(engine).handle = fails
         assert isinstance(engine.submit(REQUESTS[0]).exception(timeout=120), EngineError)
         for request, (value, _) in zip(REQUESTS, engine.map(REQUESTS, progress=False), strict=True):
             torch.testing.assert_close(value, plainly(model, request)[0])
-        assert engine.driver._executor is not before
-        assert engine.driver._executor.num_workers == 2
-        engine.driver._scheduler.check_invariants()
+        assert engine.driver.executor is not before
+        assert engine.driver.executor.num_workers == 2
+        scheduler(engine).check_invariants()
 
 
 def test_with_the_last_device_every_request_fails_and_the_engine_lives() -> None:

@@ -18,6 +18,7 @@ from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError
 from batchmaker.executor.cuda.gpu import Gpu
 from batchmaker.executor.cuda.open import open_devices
 from batchmaker.lab import zoo
+from insides import scheduler
 
 pytestmark = pytest.mark.gpu
 
@@ -154,9 +155,9 @@ def test_every_request_gets_what_plain_pytorch_computes_on_a_gpu(sizes: list[int
             want_value, want_steps = plainly(model, request)
             torch.testing.assert_close(value, want_value, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(steps, want_steps, rtol=1e-4, atol=1e-5)
-        engine.driver._scheduler.check_invariants()
+        scheduler(engine).check_invariants()
         assert engine.stats.busy_s > 0
-        assert engine.driver._executor.notes == []
+        assert engine.driver.executor.notes == []
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -174,12 +175,12 @@ def test_tasks_in_one_launch_give_what_single_steps_do(dtype: str, monkeypatch: 
     model = zoo.make("lstm", hidden=64, vocabulary_size=50, dtype=dtype, max_batch=16)
     with Engine(model, device="cuda:0") as engine:
         found = engine.map(SENTENCES, progress=False)
-        assert engine.driver._executor.num_whole_tasks > 0
-        assert engine.driver._executor.notes == []
+        assert engine.driver.executor.num_whole_tasks > 0
+        assert engine.driver.executor.notes == []
     monkeypatch.setattr(Gpu, "recurrent", lambda *_: None)
     with Engine(model, device="cuda:0") as engine:
         wanted = engine.map(SENTENCES, progress=False)
-        assert engine.driver._executor.num_whole_tasks == 0
+        assert engine.driver.executor.num_whole_tasks == 0
     for answer, want in zip(found, wanted, strict=True):
         torch.testing.assert_close(answer.float(), want.float(), rtol=0, atol=TOLERANCES[dtype])
 
@@ -194,7 +195,7 @@ def test_every_step_of_a_task_in_one_launch_is_that_of_the_cpu(module: Any) -> N
         for answer, want in zip(engine.map(requests, progress=False), wanted, strict=True):
             for mine, right in zip(flat(answer), flat(want), strict=True):
                 torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)
-        assert engine.driver._executor.num_whole_tasks > 0
+        assert engine.driver.executor.num_whole_tasks > 0
 
 
 def test_tf32_stays_within_its_tolerance() -> None:
@@ -251,7 +252,7 @@ def test_a_cell_that_looks_at_values_runs_and_a_bad_row_fails_alone() -> None:
                     future.result(timeout=120)
             else:
                 assert future.result(timeout=120).tolist() == [i + 1.0]
-        (note,) = engine.driver._executor.notes
+        (note,) = engine.driver.executor.notes
         assert "cell 'cell' is not recorded: it waits for a value" in note
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from batchmaker.cli.workload import make_workload
+from batchmaker.clock import VirtualClock
 from batchmaker.engine.engine import Engine
 from batchmaker.executor.cuda.gpu import Gpu
 from batchmaker.kernels.devices import H200
@@ -334,10 +335,13 @@ def test_words_by_hand_are_the_same_captured_and_launched_one_by_one(scripts, mo
         torch.testing.assert_close(captured, plain)
 
 
-def test_all_requests_are_served_by_hand_and_what_is_not_counts_with_its_time_so_far(scripts):
+def test_all_requests_are_served_by_hand_and_what_is_not_counts_with_its_time_so_far(scripts, monkeypatch):
     padded, lengths, sizes = scripts["gpu_padded"], np.array([3, 4, 30, 31] * 5), []
+    clock = VirtualClock()
+    monkeypatch.setattr(padded, "time", SimpleNamespace(perf_counter=lambda: clock.advance(1e-4)))
 
     def run(numbers):
+        clock.advance(1e-3)
         sizes.append(len(numbers))
         assert np.ptp(lengths[numbers]) < 10
         return torch.zeros(len(numbers))
@@ -346,7 +350,7 @@ def test_all_requests_are_served_by_hand_and_what_is_not_counts_with_its_time_so
     assert found["unanswered"] == 0
     assert max(sizes) <= 3
     assert 0 < found["p50_ms"] <= found["p90_ms"]
-    late = padded.live(lambda numbers: time.sleep(0.5), lengths, 200.0, 0.2, 10, 1, seed=0)
+    late = padded.live(lambda numbers: clock.advance(0.5), lengths, 200.0, 0.2, 10, 1, seed=0)
     assert late["unanswered"] > 0
     best = padded.most_per_s(run, lengths, widths=(10,))
     assert best["rps"] == max(best["sweep"].values())

@@ -13,6 +13,7 @@ import batchmaker as bm
 from batchmaker.errors import OptionError
 from batchmaker.executor import task_steps
 from batchmaker.executor.inline import InlineExecutor
+from insides import scheduler_of
 
 
 class Swap(nn.Module):
@@ -65,7 +66,7 @@ def test_cells_that_hand_rows_through_give_every_request_its_own(module: nn.Modu
             if request["form"] == "run":
                 torch.testing.assert_close(answer[1], steps)
         for driver in engine.drivers:
-            driver._scheduler.check_invariants()
+            scheduler_of(driver).check_invariants()
 
 
 class Exchange(nn.Module):
@@ -121,7 +122,7 @@ def test_many_chains_and_few_lanes_stay_right(workers: int) -> None:
     with bm.Engine(Grus(), threads=1, workers=workers) as engine:
         answers = engine.map(requests)
         for driver in engine.drivers:
-            driver._scheduler.check_invariants()
+            scheduler_of(driver).check_invariants()
     with torch.no_grad():
         for xs, answer in zip(requests, answers, strict=True):
             h = torch.zeros(1, 5)

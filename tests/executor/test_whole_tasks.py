@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import batchmaker as bm
 from batchmaker.engine.engine import Engine
 from batchmaker.lab import zoo
+from insides import scheduler
 
 
 class Swapped(nn.Module):
@@ -94,8 +95,8 @@ def assert_agrees(model: bm.Model, requests: Sequence[Any], *devices: FakeDevice
         wanted = engine.map(requests, progress=False)
     with running(model, *devices) as engine:
         found = engine.map(requests, progress=False)
-        engine.driver._scheduler.check_invariants()
-        notes = engine.driver._executor.notes
+        scheduler(engine).check_invariants()
+        notes = engine.driver.executor.notes
     for mine, right in zip(found, wanted, strict=True):
         for a, b in zip(flat(mine), flat(right), strict=True):
             torch.testing.assert_close(a.float(), b.float(), rtol=0, atol=atol)

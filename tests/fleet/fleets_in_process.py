@@ -15,6 +15,7 @@ from batchmaker.fleet.server import FleetServer
 from batchmaker.server.config import Config, FleetConfig, ModelEntry
 from batchmaker.server.limits import Limits
 from batchmaker.server.thread import ServerThread
+from waiting import until
 
 LIMIT_S = 120.0
 
@@ -75,9 +76,9 @@ class Cable:
 
     async def over(self) -> None:
         """Wait until nothing is carried any more."""
-        await asyncio.sleep(0.001)  # who was just accepted is carried, too
-        while self._writers:
-            await asyncio.sleep(0.001)
+        for _ in range(10):  # who was just accepted is carried, too, a few turns later
+            await asyncio.sleep(0)
+        await until(lambda: not self._writers)
 
 
 class ThreadReplica:
@@ -167,9 +168,7 @@ class RunningFleet:
         return await self.client.post(f"/v2/models/{model}/generate", json=body)
 
     async def wait_for(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(LIMIT_S):
-            while not holds():
-                await asyncio.sleep(0.01)
+        await until(holds, LIMIT_S)
 
 
 def fleet_config(

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from served_models import Counter, Scales
@@ -16,6 +15,7 @@ import batchmaker as bm
 from batchmaker import fleet
 from batchmaker.errors import DataError, InvalidRequestError, OptionError
 from batchmaker.fleet.blocks import part_of
+from waiting import wait_until
 
 ray = pytest.importorskip("ray")
 
@@ -63,11 +63,8 @@ def test_a_run_that_is_killed_goes_on_where_it_was(models, tmp_path):
     script = f"from batchmaker import fleet; fleet.map({where}, **{asked})"
     killed = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, stderr=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 300
-        while len(list(out.glob("part-*"))) < 3:
-            assert killed.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.002)
+        wait_until(lambda: killed.poll() is not None or len(list(out.glob("part-*"))) >= 3, 300.0)
+        assert killed.poll() is None
     finally:
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()

@@ -15,6 +15,7 @@ from fleets_in_process import LIMIT_S, RunningFleet, fleet_config, played
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
+from batchmaker.fleet.balancer import Replica
 from batchmaker.fleet.upstream import Upstream
 from batchmaker.server.config import FleetConfig
 from batchmaker.server.http.shared_connection import MOST_BODY_BYTES
@@ -325,19 +326,25 @@ def test_a_replica_that_leaves_answers_first_what_it_was_asked_about_itself(mode
     async def scenario(fleet):
         call, may_go_on = Upstream.call, asyncio.Event()
 
-        async def later(upstream, head, body):
+        async def later(upstream, head, body=b""):
             if b"/config" in head:
                 await may_go_on.wait()
             return await call(upstream, head, body)
 
+        def is_idle(replica):
+            looked_at.append(replica.number)
+            return idle.fget(replica)
+
+        idle, looked_at = Replica.idle, []
+        monkeypatch.setattr(Replica, "idle", property(is_idle))
         monkeypatch.setattr(Upstream, "call", later)
         asked = asyncio.create_task(fleet.client.get("/v2/models/counter/config"))
         replicas = fleet.server.balancer.replicas
         await fleet.wait_for(lambda: any(one.num_requests for one in replicas.values()))
         (leaving,) = [one for one in replicas.values() if one.num_requests]
         updated = asyncio.create_task(fleet.server.update(fleet.server.fleet.config))
-        await fleet.wait_for(lambda: leaving.state == "draining")
-        await asyncio.sleep(0.2)  # in which it would end, if it did not wait
+        await fleet.wait_for(lambda: looked_at.count(leaving.number) > 2)
+        assert leaving.state == "draining"
         may_go_on.set()
         assert (await asked).status_code == 200
         await updated

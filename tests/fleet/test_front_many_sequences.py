@@ -21,6 +21,7 @@ from batchmaker.fleet.balancer import Replica
 from batchmaker.fleet.handover import hand_over
 from batchmaker.fleet.sockets import Relay
 from batchmaker.server.config import FleetConfig
+from waiting import until
 
 
 def connected(fleet: RunningFleet, model: str, query: str = "answers=binary", path: str = "sequences") -> Any:
@@ -136,7 +137,8 @@ def test_what_ends_or_has_failed_beside_sequences_that_move(models):
             await connection.send(frame(1, 4, END) + frame(3, 1) + frame(5, b"123", BEGIN))
             assert await told(connection, 1) == [(5, 0, -1, 400)]  # it has all; the engine waits for the gate
             moving = asyncio.create_task(hand_over(fleet.server.balancer, leaving(fleet)))
-            await asyncio.sleep(0.05)
+            replicas = fleet.server.balancer.replicas.values()
+            await until(lambda: all(one.num_sequences for one in replicas))  # the state is asked for, and not there yet
             await connection.send(frame(2, 1) + frame(3, 1) + frame(2, 2, BEGIN) + frame(4, 1, BEGIN) + frame(5, 1))
             models[1].touch()
             assert await told(connection, 5) == [

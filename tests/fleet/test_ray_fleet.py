@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ import batchmaker as bm
 from batchmaker.fleet.on_ray import launcher_for
 from batchmaker.fleet.server import FleetServer
 from batchmaker.server.config import Config, FleetConfig
+from waiting import wait_until
 
 ray = pytest.importorskip("ray")
 
@@ -49,10 +49,7 @@ class LiveFleet:
         return [n for n, one in list(self.server.balancer.replicas.items()) if one.state == "open"]
 
     def wait_for(self, holds: Callable[[], bool]) -> None:
-        end = time.monotonic() + 2 * LIMIT_S
-        while not holds():
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(holds, 2 * LIMIT_S)
 
     def generate(self, model: str, given: object, **parameters: object) -> httpx.Response:
         body = {"input_0": given, "parameters": parameters}
@@ -246,10 +243,7 @@ def test_serve_deploys_a_written_file_and_updates_it(cluster, models, tmp_path):
         address, before = told()
         assert [one["replica"] for one in before] == [0]
         deploy(msgspec.structs.replace(config, trace_steps=7))
-        end = time.monotonic() + LIMIT_S
-        while [one["replica"] for one in told()[1]] != [1]:
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        wait_until(lambda: [one["replica"] for one in told()[1]] == [1], LIMIT_S)
         assert told()[0] == address, "the front is the same, its replica is new"
         answer = httpx.post(f"{address}/v2/models/counter/generate", json={"input_0": 3}, timeout=LIMIT_S)
         assert answer.json()["output_0"] == [1, 2, 3]

@@ -15,6 +15,7 @@ import batchmaker as bm
 from batchmaker.compile.state_loop import StateChoice
 from batchmaker.errors import ModelError, OptionError
 from batchmaker.model.batch_sizes import default_batch_sizes
+from insides import scheduler, scheduler_of
 
 H = 4
 
@@ -68,8 +69,8 @@ class Waiting(Given):
 def answer(model: bm.Model, *requests: Callable[[Any], Any]) -> list[Any]:
     with bm.Engine(model, threads=1) as engine:
         answers, driver = engine.map(requests), engine.driver
-    driver._scheduler.check_invariants()  # once its thread has ended, which frees nodes after it has answered
-    assert driver._scheduler.num_rows == 0
+    scheduler_of(driver).check_invariants()  # once its thread has ended, which frees nodes after it has answered
+    assert scheduler_of(driver).num_rows == 0
     return answers
 
 
@@ -312,11 +313,11 @@ def test_a_handle_kept_for_long_is_still_there_and_dropped_ones_are_freed() -> N
         for i in range(60):
             value = m.double(value if i % 20 else 1)
             yield value
-            most.append(engine.driver._scheduler.num_rows)
+            most.append(scheduler(engine).num_rows)
         return m.double(kept)
 
     model = Waiting(double=bm.Cell(Double()))
     with bm.Engine(model, threads=1) as engine:
         assert int(engine.submit(unfold).result()) == 4
-        assert engine.driver._scheduler.num_rows == 0
+        assert scheduler(engine).num_rows == 0
     assert max(most) <= 8

@@ -14,6 +14,7 @@ from torch import nn
 
 import batchmaker as bm
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError
+from insides import network_of
 
 
 @pytest.fixture(autouse=True)
@@ -221,7 +222,7 @@ def test_what_nothing_can_trace_is_refused_with_advice():
         bm.layers(Decides(), cut=[nn.Linear])
     model = bm.layers(Decides(), torch.zeros(4), cut="whole", max_batch=1)
     with bm.Engine(model, threads=1) as engine:
-        assert_close(engine.submit(torch.ones(4)).result(), plain(model._module, torch.ones(4)))
+        assert_close(engine.submit(torch.ones(4)).result(), plain(network_of(model), torch.ones(4)))
 
 
 class Overwrites(nn.Module):
@@ -294,9 +295,9 @@ def test_a_wrong_request_fails_alone():
         for failed, answered in futures:
             with pytest.raises(InvalidRequestError, match=r"features|tokens|embed"):
                 failed.result()
-            assert_close(answered.result()["scores"], plain(model._module, good)["scores"])
+            assert_close(answered.result()["scores"], plain(network_of(model), good)["scores"])
         in_order = engine.submit((good["tokens"], good["features"])).result()
-        assert_close(in_order["hidden"], plain(model._module, good)["hidden"])
+        assert_close(in_order["hidden"], plain(network_of(model), good)["hidden"])
 
 
 def test_an_optional_input_is_one_where_the_example_gives_it():
@@ -312,7 +313,7 @@ def test_the_first_request_tells_the_shapes_where_there_is_no_example():
     model = bm.layers(dense())
     with bm.Engine(model, threads=1) as engine:
         request = np.ones(4)
-        assert_close(engine.submit(request).result(), plain(model._module, request))
+        assert_close(engine.submit(request).result(), plain(network_of(model), request))
         with pytest.raises(InvalidRequestError, match=r"rows of shape \(5,\), expected \(4,\)"):
             engine.submit(np.ones(5)).result()
 

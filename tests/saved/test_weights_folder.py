@@ -18,6 +18,7 @@ from batchmaker.errors import ModelError, OptionError, SavedModelError
 from batchmaker.lab import zoo
 from batchmaker.saved import model_types
 from batchmaker.saved.sources import parse_source
+from insides import network_of
 
 sys.path.insert(0, str(Path(__file__).parent))  # the models' classes must be importable, as a user's are
 import saved_models as models
@@ -96,7 +97,7 @@ def test_what_is_written_is_the_layout_of_hugging_face(tmp_path: Path) -> None:
         "batchmaker": {"class": "saved_models:ServedTagger", "deadline_ms": 50.0},
     }  # fmt: skip
     weights = safetensors.torch.load_file(tmp_path / "model" / "model.safetensors")
-    assert set(weights) == set(model._network.state_dict()) - {"out.weight"}  # tied: once
+    assert set(weights) == set(network_of(model).state_dict()) - {"out.weight"}  # tied: once
     assert bm.load(tmp_path / "model").deadline_ms == 50.0
 
 

@@ -385,11 +385,11 @@ class Harness:
         self.scheduler.check_invariants()
         assert sorted(self.answers) == sorted(self.accepted)
         assert (self.scheduler.num_requests, self.scheduler.num_rows, self.scheduler.num_tasks) == (0, 0, 0)
-        assert not self.scheduler._state.store.in_use
+        assert not self.scheduler.state.store.in_use
         for type_id in range(len(self.cells)):
             assert self.scheduler.num_ready(type_id) == 0  # type: ignore[arg-type]
             assert self.scheduler.num_running(type_id) == 0  # type: ignore[arg-type]
-        assert (self.scheduler._state.arena.occupant < 0).all()
+        assert (self.scheduler.state.arena.occupant < 0).all()
 
     def check_replay(self) -> None:
         """The recorded events make a new scheduler give the same commands."""
@@ -540,7 +540,7 @@ class Harness:
                         if position not in failing and runs[position]:
                             self._deliver(*owned[position], fetch.output, computed[fetch.output][position])
                 stopped.append(runs & stops(computed[0]) if step.may_stop else np.zeros(step.batch, bool))
-                arena = self.scheduler._state.arena
+                arena = self.scheduler.state.arena
                 subgraphs = arena.subgraph[step.nodes[stopped[-1]]]
                 loops = subgraphs[arena.open_ended[subgraphs] > 0]
                 self._over.update((task.task, subgraph) for subgraph in loops.tolist())
@@ -554,7 +554,7 @@ class Harness:
 
     def _runs(self, task: RunTask, step: Step) -> np.ndarray:
         """Which rows of a step run: not those of loops that have ended earlier in the task."""
-        subgraphs = self.scheduler._state.arena.subgraph[step.nodes].tolist()
+        subgraphs = self.scheduler.state.arena.subgraph[step.nodes].tolist()
         return np.array([(task.task, subgraph) not in self._over for subgraph in subgraphs])
 
     def _check_step(

@@ -73,7 +73,7 @@ def test_so_is_one_that_uses_another_cell_than_half_of_the_flood(policy, workers
     assert not Flood(policy, cells=(CELL, OTHER), workers=workers, every=None, lasts=100).answered
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(["cellular:max_steps=1", "agenda", "sufficient"]), st.integers(1, 2**32), st.integers(1, 5),
     st.integers(0, 20), st.integers(1, 4), st.integers(1, 2),

@@ -219,5 +219,5 @@ def test_a_long_run_keeps_one_lane_and_no_row(harness):
     core.arrive(1, chain(cell, 2000))
     core.run(1000.0)
     assert core.scheduler.num_rows == 0
-    assert int((core.scheduler._state.arena.occupants(0, 0) >= 0).sum()) == 1
+    assert int((core.scheduler.state.arena.occupants(0, 0) >= 0).sum()) == 1
     core.run()

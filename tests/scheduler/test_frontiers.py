@@ -23,7 +23,7 @@ from batchmaker.scheduler.layout import DONE, READY, SUBMITTED
 def frontiers_of(harness: Harness) -> list[int]:
     """Count, for each type, the units with something left to submit and no ancestor of their type that has: by walking
     over the graphs as the programs have recorded them."""
-    state = harness.scheduler._state
+    state = harness.scheduler.state
     counts = [0] * len(harness.cells)
     for request, slot in state.requests.items():
         if slot in state.line:
@@ -59,12 +59,12 @@ def units_of(part: Any) -> list[tuple[int, list[int], list[int]]]:
 
 def is_left(harness: Harness, node: int) -> bool:
     """Whether a unit, given by its last node, still has something to submit."""
-    arena = harness.scheduler._state.arena
+    arena = harness.scheduler.state.arena
     if arena.state[node] in (SUBMITTED, DONE):
         return False
     if arena.end[arena.subgraph[node]] == 0:
         return True
-    tasks = harness.scheduler._state.tasks.values()
+    tasks = harness.scheduler.state.tasks.values()
     submitted = {int(n) for task in tasks for n in task.unfinished}
     return node not in submitted  # a run whose last step is on a worker
 
@@ -269,4 +269,4 @@ def test_counts_do_not_change_with_the_order_of_numbers() -> None:
     core.run()
     core.check_nothing_left()
     assert not core.scheduler.frontiers.left.any()
-    assert core.scheduler._state.arena.state[0] != READY
+    assert core.scheduler.state.arena.state[0] != READY

@@ -49,8 +49,8 @@ def soak(num_requests: int) -> None:
                     answered += 1
             if marks and answered >= marks[0]:
                 marks.pop(0)
-                sizes.append((scheduler._state.arena.node_capacity, tracemalloc.get_traced_memory()[0]))
-        sizes.append((scheduler._state.arena.node_capacity, tracemalloc.get_traced_memory()[0]))
+                sizes.append((scheduler.state.arena.node_capacity, tracemalloc.get_traced_memory()[0]))
+        sizes.append((scheduler.state.arena.node_capacity, tracemalloc.get_traced_memory()[0]))
     finally:
         tracemalloc.stop()
     scheduler.check_invariants()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduler_harness import ChunkProgram, Harness, Program, cell_type, host
@@ -192,19 +193,36 @@ def play(run: dict[str, Any]) -> Harness:
     return harness
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
-@given(settings_of_a_run())
-def test_any_programs_on_any_device_compute_what_their_graphs_say(run: dict[str, Any]) -> None:
-    harness = play(run)
+def check(harness: Harness) -> None:
     harness.check_nothing_left()
     harness.check_replay()
+
+
+def check_any(run: dict[str, Any]) -> None:
+    harness = play(run)
+    check(harness)
     if not run["mishaps"]:
         assert {how for _, how in harness.answers.values()} <= {"reply"}
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+def check_within_tasks(run: dict[str, Any]) -> None:
+    """Where nodes follow within a task."""
+    check(play(run | {"policy": "auto", "num_workers": 1, "task_s": run["task_s"] or 5.0, "waits": True}))
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(settings_of_a_run())
+def test_any_programs_on_any_device_compute_what_their_graphs_say(run: dict[str, Any]) -> None:
+    check_any(run)
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(settings_of_a_run())
 def test_any_programs_compute_what_their_graphs_say_where_nodes_follow_within_a_task(run: dict[str, Any]) -> None:
-    harness = play(run | {"policy": "auto", "num_workers": 1, "task_s": run["task_s"] or 5.0, "waits": True})
-    harness.check_nothing_left()
-    harness.check_replay()
+    check_within_tasks(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check_run", [check_any, check_within_tasks])
+def test_so_do_many_more(check_run: Callable[[dict[str, Any]], None]) -> None:
+    settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])(given(settings_of_a_run())(check_run))()

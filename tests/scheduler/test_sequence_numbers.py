@@ -21,7 +21,7 @@ def commands_from(harness: Harness, start: int, jumps: dict[int, int]) -> list[A
     """What a scheduler says to the same events that has come as far as `start`. jumps: numbers that it leaves out
     before an event."""
     again = harness._make()
-    arena = again._state.arena
+    arena = again.state.arena
     arena.counts[NEXT_SEQUENCE] = start
     commands = []
     for number, events in enumerate(harness.events):
@@ -53,7 +53,7 @@ def test_numbers_begin_again_with_requests_in_flight_before_they_run_out(start: 
     programs = (complete_tree(LEAF, INNER, 8), chain(INNER, 5), chain(LOOP, 5, open_ended=True))
     for request in range(30):
         harness.arrive(request, programs[request % 3], at_s=request / 4, priority=request % 2)
-    counts = harness.scheduler._state.arena.counts
+    counts = harness.scheduler.state.arena.counts
     counts[NEXT_SEQUENCE] = start - 20
     lowest = []
     for at_s in range(20):

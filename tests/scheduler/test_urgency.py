@@ -49,7 +49,7 @@ class Device:
                 self._task = command
                 owners = self.scheduler.owners(command.steps[0].nodes)
                 self.ran.append((self.scheduler.cells[command.type_id].name, tuple(sorted(owners))))  # type: ignore[type-var]
-        check_state(self.scheduler._state)
+        check_state(self.scheduler.state)
 
     def step(self, *events: RequestArrived) -> None:
         """One second goes by: the step ends and these requests come."""

@@ -108,4 +108,4 @@ def test_auto_asks_for_no_table_while_requests_are_chains_of_one_type_without_de
         core.arrive(request, chain(CHAIN, 6), 0.5 * request, deadline_s=deadline_s)
     core.run(until_s=4.0)
     assert core.scheduler.num_requests
-    assert core.scheduler._state.watched.is_kept == asks
+    assert core.scheduler.state.watched.is_kept == asks

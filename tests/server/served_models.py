@@ -70,7 +70,7 @@ class Gated(Counter):
 
     def unfold_chunk(self, chunk: int, state: Any) -> Iterator[Any]:
         while chunk > 2 and not Path(self.gate).exists():
-            time.sleep(0.01)
+            time.sleep(0.01)  # it is a file: another process opens the gate
         return (yield from super().unfold_chunk(chunk, state))
 
 

@@ -11,11 +11,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from waiting import wait_until
 
 HERE = Path(__file__).resolve().parent
 START = [sys.executable, "-c", "from batchmaker.cli.main import main; main()", "serve"]
@@ -110,10 +111,7 @@ class RunningServer:
 
     def wait_for(self, holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
         """Wait for what the server does in its own time."""
-        end = time.monotonic() + limit_s
-        while not holds():
-            assert time.monotonic() < end, f"waited too long; log: {self.log.read_text()[-2000:]}"
-            time.sleep(0.01)
+        wait_until(holds, limit_s, told=lambda: f"log: {self.log.read_text()[-2000:]}")
 
     def wait_idle(self) -> None:
         """Wait until no request is in flight."""

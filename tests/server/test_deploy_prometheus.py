@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ import pytest
 import yaml
 from deployed import DEPLOY, METRIC, RUNBOOK, alerts, documents, exported
 from server_process import LIMIT_S, RunningServer
+
+from waiting import wait_until
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus")
@@ -244,11 +245,11 @@ class Prometheus:
         return [value for value in found if value == value]
 
     def wait_for(self, holds) -> None:
-        end = time.monotonic() + LIMIT_S
-        while not holds():
-            assert self.process.poll() is None, self.log.read_text()[-2000:]
-            assert time.monotonic() < end, self.log.read_text()[-2000:]
-            time.sleep(0.1)
+        def log() -> str:
+            return self.log.read_text()[-2000:]
+
+        wait_until(lambda: self.process.poll() is not None or holds(), LIMIT_S, told=log)
+        assert self.process.poll() is None, log()
 
     def close(self) -> None:
         self.process.terminate()

@@ -10,6 +10,7 @@ from batchmaker.server.config import AuthConfig, Config, LogConfig, TlsConfig
 from batchmaker.server.limits import Limits
 from batchmaker.server.reload import Reload, waiting_settings
 from batchmaker.server.service.repository import Repository
+from waiting import until
 
 
 def test_what_is_not_taken_over_is_named():
@@ -32,8 +33,7 @@ def test_a_key_file_that_cannot_be_read_changes_nothing(tmp_path, caplog):
     async def body():
         reload = Reload(Config(), lambda: wrong, keys, Repository([], Limits()))
         reload.begin()
-        while reload._running is not None:
-            await asyncio.sleep(0)
+        await until(lambda: "not reloaded" in caplog.text)
 
     level = logging.getLogger("batchmaker").level
     asyncio.run(body())

@@ -93,9 +93,9 @@ def prepare_scheduler(policy: CellPolicy, models: Iterable[Model] = (), *, on_cp
     notice.daemon = True
     notice.start()
     needs = [f"{module}:prepare" for module in _ALWAYS]
-    kind = type(policy)
-    if kind.__module__.startswith("batchmaker."):
-        needs.append(f"{kind.__module__}:{kind.__qualname__}.prepare")
+    own = type(policy).prepare
+    if own.__module__.startswith("batchmaker.") and own.__qualname__ != CellPolicy.prepare.__qualname__:
+        needs.append(f"{own.__module__}:{own.__qualname__}")
     if on_cpu:
         needs += [f"{_STEPS}:{dtype}" for dtype in sorted(_recurrent_dtypes(models))]
     try:

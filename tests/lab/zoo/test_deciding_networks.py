@@ -16,6 +16,7 @@ from batchmaker.lab import zoo
 from batchmaker.lab.zoo.blueprint import blueprint
 from batchmaker.lab.zoo.reference import reference
 from batchmaker.lab.zoo.rnnt import BLANK
+from insides import network_of
 
 PITCHES, WIDTH = 5, 12
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -106,7 +107,7 @@ def test_a_closed_batch_gives_what_each_request_gives_alone(engines, network):
 
 def transduced(model: Any, frames: Any) -> list[int]:
     """Greedy decoding in its plainest form: frame after frame, symbol after symbol."""
-    network = model._network
+    network = network_of(model)
     with torch.no_grad():
         heard = network.encoder(torch.as_tensor(frames, dtype=torch.float32))[0]
         state: Any = [torch.zeros(1, model.hidden)] * (2 * model.predictor_layers)
@@ -135,7 +136,7 @@ def test_a_transducer_writes_what_its_equations_say(engines, network):
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_a_transducer_that_never_says_blank_writes_its_most_symbols_at_each_frame(most):
     model = make("rnnt", max_symbols=most)
-    model._network.joint.scores.bias[BLANK] = -1e9
+    network_of(model).joint.scores.bias[BLANK] = -1e9
     with bm.Engine(model, threads=1) as engine:
         texts = engine.map([utterance(n, n) for n in (1, 4, 9)], progress=False)
     assert [len(text) for text in texts] == [most, 4 * most, 9 * most]
@@ -143,7 +144,7 @@ def test_a_transducer_that_never_says_blank_writes_its_most_symbols_at_each_fram
 
 def test_a_transducer_that_always_says_blank_writes_nothing():
     model = make("rnnt")
-    model._network.joint.scores.bias[BLANK] = 1e9
+    network_of(model).joint.scores.bias[BLANK] = 1e9
     with bm.Engine(model, threads=1) as engine:
         (text,) = engine.map([utterance(4, 0)], progress=False)
         assert list(engine.submit(utterance(4, 0), stream=True)) == []
@@ -202,7 +203,7 @@ def test_requests_leave_after_different_blocks(engines, network):
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(400, WIDTH))).float()
     left = []
     with torch.no_grad():
-        for block in model._network:
+        for block in network_of(model):
             x, _, is_sure = block(x)
             left.append(int(is_sure.sum()))
             x = x[~is_sure]
@@ -217,7 +218,7 @@ def test_who_is_sure_leaves_first_and_who_never_is_leaves_last(confidence, block
     requests = list(rng.normal(size=(9, WIDTH)).astype(np.float32))
     x = torch.from_numpy(np.stack(requests))
     with torch.no_grad():
-        for block in model._network[:blocks]:
+        for block in network_of(model)[:blocks]:
             x, expected, _ = block(x)
     with bm.Engine(model, threads=1) as engine:
         found = engine.map(requests, progress=False)
@@ -231,7 +232,7 @@ def test_each_expert_is_chosen_and_weighted_by_its_probability(engines):
     for request in requests:
         x = torch.from_numpy(request)
         with torch.no_grad():
-            for number, layer in enumerate(model._network):
+            for number, layer in enumerate(network_of(model)):
                 shares = layer.router.choose(x).softmax(-1)
                 best = int(shares.argmax())
                 chosen.add((number, best))
@@ -301,7 +302,7 @@ def test_full_size_unfolds_without_memory_for_its_weights(name):
         unfolding = Unfolding(model, PlainTypes(), model.example_request)
         unfolding.start()
     assert unfolding.decided is not None
-    assert all(weight.is_meta for weight in model._network.parameters())
+    assert all(weight.is_meta for weight in network_of(model).parameters())
 
 
 @pytest.mark.parametrize("name", ["rnnt", "early-exit", "experts"])

@@ -18,6 +18,7 @@ from batchmaker.lab.zoo.mamba import MambaModel
 from batchmaker.lab.zoo.parts import seeded
 from batchmaker.lab.zoo.reference import interpreted
 from batchmaker.lab.zoo.rwkv import RwkvModel
+from insides import network_of
 
 WORDS = 40
 TINY: dict[str, dict[str, Any]] = {
@@ -28,7 +29,7 @@ TINY: dict[str, dict[str, Any]] = {
 
 def make(name: str, **options: Any) -> Any:
     model = zoo.make(name, **{"vocabulary_size": WORDS, "max_batch": 8, "eos": 2, **TINY[name], **options})
-    liven(model._network)
+    liven(network_of(model))
     return model
 
 
@@ -157,8 +158,8 @@ def test_bfloat16_keeps_its_sums_in_float32(name):
     with bm.Engine(model, threads=1) as engine:
         text = engine.submit({"prompt": [3, 4, 5], "max_tokens": 7}).result()
     assert len(text) == 7
-    assert {weight.dtype for weight in model._network.parameters()} == {torch.bfloat16}
-    assert {part.dtype for part in model._network.parts} == {"bfloat16", "float32"}
+    assert {weight.dtype for weight in network_of(model).parameters()} == {torch.bfloat16}
+    assert {part.dtype for part in network_of(model).parts} == {"bfloat16", "float32"}
 
 
 PUBLISHED = {"rwkv": 169_342_464, "mamba": 129_135_360}
@@ -168,7 +169,7 @@ PUBLISHED = {"rwkv": 169_342_464, "mamba": 129_135_360}
 def test_full_size_has_the_published_number_of_weights(name):
     with torch.device("meta"):
         model: Any = zoo.make(name)
-    network = model._network
+    network = network_of(model)
     counted = sum(weight.numel() for weight in network.parameters())
     counted -= network.embeddings.weight.numel() if name == "mamba" else 0  # published with one table for both ends
     assert counted == PUBLISHED[name]
@@ -213,7 +214,7 @@ def test_a_model_of_transformers_gives_the_same_scores_and_words(name, has_run):
             theirs(prompts[:1])
     model = OURS[name].of(theirs, max_batch=8)
     with torch.no_grad():
-        expected, network = theirs(prompts).logits, model._network
+        expected, network = theirs(prompts).logits, network_of(model)
         state = network.start(6)
         for step in range(9):
             x, state = network.through(prompts[:, step], state)
@@ -230,8 +231,8 @@ def test_a_folder_of_transformers_is_loaded_by_its_model_type(name, tmp_path):
     theirs.save_pretrained(tmp_path)
     model = bm.load(tmp_path)
     assert type(model) is OURS[name]
-    expected = OURS[name].of(theirs)._network.state_dict()
-    for weight, own in model._network.state_dict().items():
+    expected = network_of(OURS[name].of(theirs)).state_dict()
+    for weight, own in network_of(model).state_dict().items():
         torch.testing.assert_close(own, expected[weight], atol=0, rtol=0)
     assert model.eos == 2
 
@@ -321,7 +322,7 @@ def test_a_model_with_a_tokenizer_answers_completions(tmp_path):
 
 @pytest.mark.parametrize("name", TINY)
 def test_whole_sequences_give_what_the_steps_give(name):
-    network = make(name)._network
+    network = network_of(make(name))
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, WORDS, (4, 9)))
     _, begun = network.through(tokens[:, :2], network.start(4))  # shorter than the window of a convolution
     whole, end = network.through(tokens[:, 2:], begun)

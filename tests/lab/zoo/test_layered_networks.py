@@ -16,7 +16,7 @@ from batchmaker.errors import InvalidRequestError, OptionError
 from batchmaker.lab import zoo
 from batchmaker.lab.zoo.parts import seeded
 from batchmaker.lab.zoo.reference import PlainTypes, interpreted, reference
-from batchmaker.model.layers import Layered
+from insides import network_of
 
 WORDS = 40
 TINY: dict[str, dict[str, Any]] = {
@@ -55,9 +55,9 @@ def enliven(module: nn.Module, gain: float = 2.5) -> None:
 def make(name: str, **options: Any) -> Any:
     model: Any = zoo.make(name, max_batch=8, **{**TINY[name], **options})
     if name == "transformer":  # with weights of its own, so that a word does not ask for itself
-        project = model._network.project
+        project = network_of(model).project
         project.weight = nn.Parameter(project.weight.clone(), requires_grad=False)
-    enliven(model._module if isinstance(model, Layered) else model._network, 1.0 if name == "transformer" else 2.5)
+    enliven(network_of(model), 1.0 if name == "transformer" else 2.5)
     return model
 
 
@@ -140,7 +140,7 @@ def test_what_is_written_depends_on_the_source_and_streams(engines, name):
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_text_ends_with_the_end_word(name):
     model = make(name, max_words=12)
-    (project,) = [part for part in model._network.modules() if getattr(part, "out_features", 0) == WORDS]
+    (project,) = [part for part in network_of(model).modules() if getattr(part, "out_features", 0) == WORDS]
     rng = np.random.default_rng(0)
     sources = [rng.normal(size=(n, 5)) if name == "las" else rng.integers(0, WORDS, n) for n in range(4, 20)]
     endless = torch.stack([model.alone({"source": source, "words": 12}) for source in sources])
@@ -209,8 +209,8 @@ PUBLISHED = {
 def test_full_size_has_the_published_number_of_weights_and_layers(name):
     with torch.device("meta"):
         model: Any = zoo.make(name)
-    assert all(weight.is_meta for weight in model._module.parameters())
-    counted = sum(weight.numel() for weight in model._module.parameters())
+    assert all(weight.is_meta for weight in network_of(model).parameters())
+    counted = sum(weight.numel() for weight in network_of(model).parameters())
     assert (counted, len(model.cells)) == PUBLISHED[name]
 
 

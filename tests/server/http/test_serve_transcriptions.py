@@ -27,6 +27,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from batchmaker.server.formats.resampling import Resampler
+from waiting import until
 
 SCRIBE = HERE / "scribe.py"
 PATH = "/v1/audio/transcriptions"
@@ -272,8 +273,7 @@ def test_live_sound_is_answered_while_long_files_are_heard(server, model):
     async def work(client: openai.AsyncOpenAI) -> list[str]:
         file = ("a.wav", wav(sound(300.0)))
         long = [asyncio.create_task(client.audio.transcriptions.create(file=file, model="scribe")) for _ in range(3)]
-        while server.metric("batchmaker_open_sequences", model="scribe") < 3:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.metric("batchmaker_open_sequences", model="scribe") == 3)
         texts = []
         for _ in range(5):
             short = await client.audio.transcriptions.create(file=("a.wav", wav(pcm)), model="scribe")
@@ -705,16 +705,15 @@ def test_no_session_begins_when_no_sequence_is_free_and_one_does_when_it_is(serv
                 assert "as many sequences are open" in (await first_error(second))[1].error.message
                 await first.input_audio_buffer.clear()
                 await next_of(first, "input_audio_buffer.cleared")
-                while (await appended(second)).type == "error":  # rows are freed at the engine's next turn
-                    await asyncio.sleep(0.01)
+                await until(lambda: is_taken(second))  # rows are freed at the engine's next turn
 
-    async def appended(connection: Any) -> Any:
+    async def is_taken(connection: Any) -> bool:
         await connection.input_audio_buffer.append(audio=base64_of(sound(0.1)))
         await connection.input_audio_buffer.commit()
         event = await connection.recv()
         if event.type == "error":
             await first_error(connection)  # that of the commit
-        return event
+        return event.type != "error"
 
     with_client(server, work)
 
@@ -750,8 +749,7 @@ def test_a_server_that_stops_lets_a_session_end_its_utterance(serve, tmp_path, m
         async with client.realtime.connect(model="scribe") as connection:
             await connection.input_audio_buffer.append(audio=base64_of(pcm[:4000]))
             server.process.send_signal(signal.SIGTERM)
-            while server.get("/v2/health/ready").status != 503:
-                await asyncio.sleep(0.01)
+            await until(lambda: server.get("/v2/health/ready").status == 503)
             with pytest.raises(openai.InternalServerError, match="shutting down"):
                 await client.audio.transcriptions.create(file=("a.wav", wav(pcm)), model="scribe")
             await connection.input_audio_buffer.append(audio=base64_of(pcm[4000:]))
@@ -771,8 +769,7 @@ def test_a_model_that_is_unloaded_answers_files_as_a_whole_and_closes_sessions(s
         async with client.realtime.connect(model="scribe") as connection:
             file = ("a.wav", wav(pcm))
             hearing = asyncio.create_task(client.audio.transcriptions.create(file=file, model="scribe"))
-            while server.metric("batchmaker_open_sequences") < 2:
-                await asyncio.sleep(0.01)
+            await until(lambda: server.metric("batchmaker_open_sequences") == 2)
             unloading = asyncio.create_task(
                 asyncio.to_thread(server.post, "/v2/repository/models/scribe/unload", {"parameters": {}})
             )

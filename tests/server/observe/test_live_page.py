@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +15,8 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from server_process import LIMIT_S, RunningServer
+
+from waiting import wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -106,14 +107,6 @@ def emulate(browser: webdriver.Chrome, **features: str) -> None:
 
 def at(browser: webdriver.Chrome, selector: str) -> Any:
     return browser.find_element(By.CSS_SELECTOR, selector)
-
-
-def wait_until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-    """Wait for what the page does in its own time, however busy the machine is."""
-    end = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < end, "the page did not come so far"
-        time.sleep(0.05)
 
 
 def tab(browser: webdriver.Chrome, name: str) -> Any:

@@ -63,16 +63,20 @@ class RpcInProcess:
     async def parts(self, asked: Any, call: Any) -> AsyncIterator[Any]:
         yield await self.whole(asked, call)
 
+    @property
+    def calls(self) -> Any:
+        """The calls that are open at the server."""
+        return self.server._gate.service.calls
+
+    @property
+    def num_idle(self) -> int:
+        """Connections without a call that has work."""
+        return len(self.calls._idle)
+
     def connected(self, address: str = "127.0.0.1") -> RawClient:
         """A client of this address, all of which are this machine's."""
         host, _, port = self.address.rpartition(":")
         return RawClient(socket.create_connection((host, int(port)), LIMIT_S, source_address=(address, 0)))
-
-    async def until(self, holds: Any) -> None:
-        """Wait for what the server does in its own time."""
-        async with asyncio.timeout(LIMIT_S):
-            while not holds():
-                await asyncio.sleep(0.005)
 
     async def serves(self) -> None:
         """Another client is answered, and nothing is held but what is open."""

@@ -131,14 +131,15 @@ def test_a_connection_is_idle_while_no_call_of_it_has_work():
     async def work():
         there = Passed()
         there.connection.data_received(frames.PREFACE + head(1, "/a/b") + head(3, "/a/b"))
-        assert not there.connections._idle
+        idle = there.connections._idle
+        assert not idle
         there.connection.streams[1].is_busy = False  # it only watches
         there.end.data_received(frames.frame(3, 0, 3, b"\0" * 4))
-        assert list(there.connections._idle) == [there.connection]
+        assert list(idle) == [there.connection]
         there.connection.streams[1].is_busy = True
-        assert not there.connections._idle
+        assert not idle
         there.connection.data_received(frames.frame(3, 0, 1, b"\0" * 4))
-        assert list(there.connections._idle) == [there.connection]
+        assert list(idle) == [there.connection]
 
     asyncio.run(work())
 

@@ -32,6 +32,7 @@ from rpc_in_process import (
 from batchmaker.server.config import GrpcConfig, TlsConfig
 from batchmaker.server.rpc import connection, frames
 from batchmaker.server.rpc.schema import MESSAGES
+from waiting import until
 
 OTHER = "127.0.0.2"
 """Another client's address."""
@@ -120,7 +121,7 @@ def test_one_address_has_no_more_connections_than_one_may():
     async def work():
         async with running(max_client_connections=3, max_connections=10) as there:
             mine = [there.connected() for _ in range(3)]
-            await there.until(lambda: there.connections.num_open == 3)
+            await until(lambda: there.connections.num_open == 3)
             with closing(*mine, there.connected(), there.connected(OTHER)) as (*_, refused, other):
                 _, _, _, reason = await refused.next(frames.GOAWAY)
                 assert b"your address has as many connections open as one may" in reason
@@ -128,7 +129,7 @@ def test_one_address_has_no_more_connections_than_one_may():
                 other.call(1, LIVE, b"")
                 assert (await other.next(frames.DATA))[3]
                 mine[0].close()
-                await there.until(lambda: there.connections.num_open == 3)
+                await until(lambda: there.connections.num_open == 3)
                 await there.serves()
             assert there.connections.num_refused == 1
 
@@ -143,7 +144,7 @@ def test_when_all_connections_are_open_the_one_idle_longest_gives_way_and_calls_
             newcomers: list[RawClient] = []
             with closing(busy, idle, watching):
                 busy.call(1, INFER, infer_message())
-                await there.until(lambda: there.num_begun == 1)
+                await until(lambda: there.num_begun == 1)
                 idle.call(1, LIVE, b"")
                 await idle.next(frames.DATA)
                 watching.call(1, WATCH, b"")
@@ -174,7 +175,7 @@ def test_whoever_does_not_begin_to_speak_is_left(sent):
             writer.write(sent)
             assert await reader.read() == b""
             writer.close()
-            await there.until(lambda: not there.connections.num_open)
+            await until(lambda: not there.connections.num_open)
             await there.serves()
 
     asyncio.run(work())
@@ -192,14 +193,14 @@ def test_half_a_handshake_of_tls_is_counted_and_left(tmp_path):
         async with running(tls=tls, body_seconds=5, max_client_connections=2) as there:
             host, _, port = there.address.rpartition(":")
             ends = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
-            await there.until(lambda: there.connections.num_open == 2)
+            await until(lambda: there.connections.num_open == 2)
             refused, refused_writer = await asyncio.open_connection(host, int(port))
             assert await refused.read() == b""
             for reader, writer in ends:
                 assert await reader.read() == b""
                 writer.close()
             refused_writer.close()
-            await there.until(lambda: not there.connections.num_open)
+            await until(lambda: not there.connections.num_open)
             credentials = grpc.ssl_channel_credentials((tmp_path / "cert.pem").read_bytes())
             options = [("grpc.ssl_target_name_override", "localhost")]
             async with grpc.aio.secure_channel(there.address, credentials, options=options) as channel:
@@ -226,7 +227,7 @@ def test_watchers_take_nothing_from_others_and_are_limited_for_each_address():
                     again.call(1, WATCH, b"")
                     assert "as many health checks open as one may" in await status_of(again, 1)
                     client.send(reset(1))
-                    await there.until(lambda: len(there.server._gate.service.calls._idle) == 0)
+                    await until(lambda: there.num_idle == 0)
                 there.ready = False
                 assert [(await client.next(frames.DATA))[3][-1] for _ in range(4)] == [2] * 4
 
@@ -242,11 +243,11 @@ def test_one_address_has_no_more_calls_than_one_may_over_all_its_connections():
                     client.call(1, INFER, infer_message())
                     client.call(3, STREAM)
                     client.send(data(3, framed(infer_message())))
-                await there.until(lambda: there.num_begun == 4)
+                await until(lambda: there.num_begun == 4)
                 second.call(5, INFER, infer_message())
                 assert "your address has as many calls open as one may" in await status_of(second, 5)
                 other.call(1, INFER, infer_message())
-                await there.until(lambda: there.num_begun == 5)
+                await until(lambda: there.num_begun == 5)
                 there.open.set()
                 assert (await other.next(frames.DATA))[2] == 1
 
@@ -261,12 +262,12 @@ def test_when_all_calls_are_open_a_stream_that_waits_for_its_client_gives_way():
                 client.call(1, INFER, infer_message())
                 client.call(3, STREAM)
                 client.send(data(3, framed(infer_message())))
-                await there.until(lambda: there.num_begun == 2)
+                await until(lambda: there.num_begun == 2)
                 client.call(5, STREAM)
-                await there.until(lambda: len(there.server._gate.service.calls._idle) == 1)
+                await until(lambda: there.num_idle == 1)
                 other.call(1, INFER, infer_message())
                 assert "ended to make room for others" in await status_of(client, 5)
-                await there.until(lambda: there.num_begun == 3)
+                await until(lambda: there.num_begun == 3)
                 other.call(3, INFER, infer_message())
                 assert "as many calls are open as may be" in await status_of(other, 3)
                 there.open.set()
@@ -286,7 +287,7 @@ def test_a_call_that_sends_no_message_is_given_up(path):
                 client.call(3, path)
                 client.send(data(3, framed(b"abc", length=9)))
                 assert "did not arrive within 1 seconds" in await status_of(client, 3)
-            await there.until(lambda: not there.bodies.held)
+            await until(lambda: not there.bodies.held)
 
     asyncio.run(work())
 
@@ -321,7 +322,7 @@ def test_what_has_arrived_of_a_message_is_counted_until_the_call_is_over(path, e
             with closing(there.connected()) as (client,):
                 client.call(1, path)
                 client.send(data(1, message[:30_000]))
-                await there.until(lambda: there.bodies.held == 30_000)
+                await until(lambda: there.bodies.held == 30_000)
                 assert there.bodies.held_by("127.0.0.1") == 30_000
                 if ends == "reset":
                     client.send(reset(1))
@@ -329,11 +330,11 @@ def test_what_has_arrived_of_a_message_is_counted_until_the_call_is_over(path, e
                     client.close()
                 else:
                     client.send(data(1, message[30_000:], end=True))
-                    await there.until(lambda: there.num_begun == 1)
+                    await until(lambda: there.num_begun == 1)
                     assert there.bodies.held == len(message)
                     there.open.set()
                     assert (await client.next(frames.DATA))[2] == 1
-                await there.until(lambda: there.bodies.held == 0)
+                await until(lambda: there.bodies.held == 0)
                 assert there.bodies.held_by("127.0.0.1") == 0
 
     asyncio.run(work())
@@ -350,10 +351,10 @@ def test_unfinished_messages_of_one_client_leave_room_for_others():
                     client.call(1, INFER)
                     client.send(data(1, framed(b"x" * (size - 10), length=size)))
                     if number < 5:  # half of all
-                        await there.until(lambda many=number + 1: there.bodies.held == many * (size - 5))
+                        await until(lambda many=number + 1: there.bodies.held == many * (size - 5))
                     else:
                         assert "as many bytes of requests as it may" in await status_of(client, 1)
-                await there.until(lambda: there.bodies.held == 5 * (size - 5))
+                await until(lambda: there.bodies.held == 5 * (size - 5))
                 other.call(1, INFER, infer_message(size - 100))
                 assert (await other.next(frames.DATA))[2] == 1
                 mine[0].send(data(1, b"x" * 10, end=True))
@@ -371,11 +372,11 @@ def test_bytes_are_counted_for_the_holder_of_a_key_wherever_he_calls_from():
                 for client in (first, second):
                     client.call(1, INFER, x_api_key=keys["ann"])
                     client.send(data(1, framed(b"x" * 1_000, length=2_000)))
-                await there.until(lambda: there.bodies.held_by("ann") == 2 * 1_005)
+                await until(lambda: there.bodies.held_by("ann") == 2 * 1_005)
                 nobody.call(1, INFER)
                 nobody.send(data(1, framed(b"x" * 1_000, length=2_000)))
                 assert "no API key was sent" in await status_of(nobody, 1)
-                await there.until(lambda: there.bodies.held == 2 * 1_005)
+                await until(lambda: there.bodies.held == 2 * 1_005)
 
     asyncio.run(work())
 
@@ -390,15 +391,15 @@ def test_requests_of_a_stream_count_until_they_are_answered_also_those_refused()
             with closing(there.connected()) as (client,):
                 client.call(1, STREAM, x_api_key=keys["ann"])
                 client.send(data(1, message))
-                await there.until(lambda: there.num_begun == 1)
+                await until(lambda: there.num_begun == 1)
                 there.server._access.keys.replace({"ann": "c" * 24})  # from now on requests are refused
                 client.send(data(1, message), data(1, message))
-                await there.until(lambda: there.bodies.held == 3 * len(message))
+                await until(lambda: there.bodies.held == 3 * len(message))
                 assert there.num_begun == 1
                 there.open.set()
                 answers = [(await client.next(frames.DATA))[3] for _ in range(3)]
                 assert [b"this API key is not known" in answer for answer in answers] == [False, True, True]
-                await there.until(lambda: there.bodies.held == 0)
+                await until(lambda: there.bodies.held == 0)
 
     asyncio.run(work())
 
@@ -418,7 +419,7 @@ def test_a_stream_that_is_sent_too_fast_is_slowed_down_and_nothing_of_it_is_lost
 
             async with grpc.aio.insecure_channel(there.address) as channel:
                 streaming = channel.stream_stream(STREAM)(requests(), timeout=LIMIT_S)
-                await there.until(lambda: there.num_begun >= 2)
+                await until(lambda: there.num_begun >= 2)
                 there.open.set()
                 answered = 0
                 async for answer in streaming:
@@ -427,7 +428,7 @@ def test_a_stream_that_is_sent_too_fast_is_slowed_down_and_nothing_of_it_is_lost
                     answered += 1
             assert answered == many
             assert most < 8 * size
-            await there.until(lambda: there.bodies.held == 0)
+            await until(lambda: there.bodies.held == 0)
 
     asyncio.run(work())
 
@@ -443,7 +444,7 @@ def test_answers_that_a_client_does_not_take_count_as_calls_and_end_its_connecti
                 client.send(NO_WINDOW)
                 for number in (1, 3, 5):
                     client.call(number, INFER, infer_message())
-                await there.until(lambda: there.num_begun == 3)
+                await until(lambda: there.num_begun == 3)
                 more.call(1, INFER, infer_message())
                 assert "as many calls open as one may" in await status_of(more, 1)
                 other.call(1, INFER, infer_message())
@@ -452,7 +453,7 @@ def test_answers_that_a_client_does_not_take_count_as_calls_and_end_its_connecti
                     await client.next(frames.DATA)
                 more.call(3, INFER, infer_message())
                 assert (await more.next(frames.DATA))[2] == 3
-            await there.until(lambda: not there.server._gate.service.calls.num_open)
+            await until(lambda: not there.calls.num_open)
 
     asyncio.run(work())
 
@@ -486,7 +487,7 @@ def test_what_is_no_call_of_grpc_harms_nobody_else(name, blocks):
                 with contextlib.suppress(OSError):  # it was closed meanwhile
                     await asyncio.to_thread(client.send, *blocks)
                 await there.serves()
-            await there.until(lambda: not there.bodies.held and not there.server._gate.service.calls.num_open)
+            await until(lambda: not there.bodies.held and not there.calls.num_open)
             await there.serves()
 
     asyncio.run(work())
@@ -518,9 +519,9 @@ def test_calls_that_are_cancelled_at_once_leave_nothing():
                     client.send(head(number, INFER), data(number, framed(infer_message(10))[:-1]), reset(number))
                     if number % 100 == 1:
                         await asyncio.sleep(0)
-                await there.until(lambda: not there.bodies.held)
+                await until(lambda: not there.bodies.held)
                 await there.serves()
-                await there.until(lambda: not there.server._gate.service.calls.num_open)
+                await until(lambda: not there.calls.num_open)
 
     asyncio.run(work())
 

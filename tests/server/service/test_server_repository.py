@@ -24,6 +24,7 @@ from batchmaker.server.service.engine_port import EngineOptions
 from batchmaker.server.service.memory import leave_models_alone
 from batchmaker.server.service.repository import Entry, Repository
 from batchmaker.server.service.service import Service
+from waiting import until
 
 OPTIONS = EngineOptions(threads=1)
 
@@ -236,8 +237,7 @@ def test_a_full_model_refuses_with_when_to_try_again(folder):
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
-        while served.statistics.in_flight:
-            await asyncio.sleep(0.001)
+        await until(lambda: not served.statistics.in_flight)
         assert len((await served.infer(count_to(3))).outputs[0].data) == 3
         assert served.statistics.refused[FaultKind.UNAVAILABLE] == 1
 
@@ -251,15 +251,15 @@ def test_cancelling_and_deadlines_free_their_places(folder):
         served = repository.get("counter")
         leaving = asyncio.create_task(served.infer(count_to(90_000)))
         late = asyncio.create_task(served.infer(count_to(90_000, deadline_ms=30)))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+        assert served.statistics.in_flight == 2
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
         with pytest.raises(ServiceError) as caught:
             await late
         assert caught.value.kind is FaultKind.DEADLINE
-        while served.statistics.in_flight:
-            await asyncio.sleep(0.001)
+        await until(lambda: not served.statistics.in_flight)
         assert served.statistics.failed[FaultKind.CANCELLED] == 1
         assert (served.statistics.failed[FaultKind.DEADLINE], served.statistics.missed) == (1, 1)
 

@@ -8,6 +8,8 @@ import asyncio
 import numpy as np
 import pytest
 
+from waiting import until
+
 pytest.importorskip("httpx", reason="needs httpx, of the extra `client`")
 
 from batchmaker.client import Client, ServerError
@@ -131,8 +133,7 @@ def test_who_no_longer_waits_for_an_answer_takes_nobody_elses(server):
     async def use(client):
         async with client.open_sequence("counter") as sequence:
             slow = asyncio.create_task(sequence.submit(np.array([20_000])))
-            while not sequence.num_waiting:
-                await asyncio.sleep(0)
+            await until(lambda: sequence.num_waiting)
             slow.cancel()
             return await sequence.submit(np.array([2]))
 
@@ -177,8 +178,7 @@ def test_leaving_gives_up_what_is_not_answered(server):
     async def use(client):
         async with client.open_sequence("counter") as sequence:
             submitted = asyncio.create_task(sequence.submit({"input_0": LONG}))
-            while not sequence.num_waiting:
-                await asyncio.sleep(0)
+            await until(lambda: sequence.num_waiting)
         with pytest.raises(ServerError, match="the connection is over"):
             await submitted
 

@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from batchmaker.client import Client, ServerError
+from waiting import until
 
 AHEAD = 4
 LONG = 20_000
@@ -506,7 +507,7 @@ def test_the_client_moves_resets_and_finishes_sequences(server, parameters):
             async with sequences.open(state=state) as moved:
                 assert (await moved.submit(np.array([1])))["output_0"] == [3]
                 slow = asyncio.create_task(moved.submit(np.array([LONG])))
-                await asyncio.sleep(0.01)
+                await until(lambda: server.metric("nv_inference_pending_request_count"))
             with pytest.raises(ServerError, match="it was closed"):
                 await slow
         async with client.open_sequence("counter", state=state) as alone:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchmaker.server.ws.deadlines import Watch
+from waiting import pass_time, run_in_virtual_time
 
 
 class Watched:
@@ -38,14 +39,12 @@ def test_each_is_looked_at_once_and_no_later_than_the_earliest_of_its_plans(plan
         for one, ahead in zip(watched, plans, strict=True):
             for after_s in ahead:
                 one.plan(start_s + after_s)
-        while not all(one.looked for one in watched):
-            await asyncio.sleep(0.005)
-        await asyncio.sleep(0.06)
+        await pass_time(0.06)
         for one, ahead in zip(watched, plans, strict=True):
             assert len(one.looked) == 1
             assert one.looked[0] >= start_s + min(ahead)
 
-    asyncio.run(body())
+    run_in_virtual_time(body())
 
 
 def test_a_look_may_plan_the_next_one_and_what_has_ended_is_not_looked_at():
@@ -56,9 +55,9 @@ def test_a_look_may_plan_the_next_one_and_what_has_ended_is_not_looked_at():
         again.plan(now_s)
         gone.plan(now_s + 0.03)
         gone.planned.watched = None
-        while len(again.looked) < 3:
-            await asyncio.sleep(0.005)
+        await pass_time(0.07)
+        assert len(again.looked) == 3
         assert again.looked == sorted(again.looked)
         assert gone.looked == []
 
-    asyncio.run(body())
+    run_in_virtual_time(body())

@@ -24,6 +24,7 @@ from batchmaker.server.observe.statistics import ModelStatistics
 from batchmaker.server.service.served_model import StopCause
 from batchmaker.server.ws.deadlines import Watch
 from batchmaker.server.ws.one_sequence import ChunkSocket
+from waiting import pass_time, run_in_virtual_time, until
 
 NUMBER = TensorSpec("n", "INT64", (1,))
 
@@ -136,8 +137,7 @@ class Connection:
         self.socket.answered([chunk.lane])
 
     async def closed(self) -> Any:
-        while self.closing is None:
-            await asyncio.sleep(0.001)
+        await until(lambda: self.closing is not None)
         return self.closing
 
 
@@ -187,7 +187,7 @@ def test_what_is_computed_is_not_idle():
         assert await there.closed() == 1008
         assert there.said == [1]
 
-    asyncio.run(body())
+    run_in_virtual_time(body())
 
 
 def test_a_chunk_that_fails_is_the_last_that_is_answered():
@@ -230,14 +230,13 @@ def test_a_chunk_for_which_there_is_no_memory_waits_and_is_computed_then(own):
         if own:
             there.answer(0)
         there.bodies.held -= 0 if own else 9
-        while there.begun != [0, 1][: 1 + own]:
-            await asyncio.sleep(0.001)
+        await until(lambda: there.begun == [0, 1][: 1 + own])
         there.answer(own)
         assert there.said == [0, 1][: 1 + own]
         there.leaves()
         assert there.bodies.held == 0
 
-    asyncio.run(body())
+    run_in_virtual_time(body())
 
 
 def test_a_chunk_for_which_there_never_is_memory_is_refused_and_the_last():
@@ -248,7 +247,7 @@ def test_a_chunk_for_which_there_never_is_memory_is_refused_and_the_last():
         assert await there.closed() == 1011
         assert (there.said, there.begun, there.bodies.held) == ([503], [], 9)
 
-    asyncio.run(body())
+    run_in_virtual_time(body())
 
 
 def test_a_chunk_that_waits_for_memory_is_not_lost_when_the_sequence_is_looked_at():
@@ -258,16 +257,15 @@ def test_a_chunk_that_waits_for_memory_is_not_lost_when_the_sequence_is_looked_a
         there = Connection(max_total_body_bytes=12, sequence_idle_seconds=0.02, max_chunks_ahead=4)
         there.sends(1)
         there.sends(2)
-        await asyncio.sleep(0.1)  # more than the sequence may be idle, with the first not answered
+        await pass_time(0.1)  # more than the sequence may be idle, with the first not answered
         assert there.begun == [1]
         there.answer(1)
-        while there.begun != [1, 2]:
-            await asyncio.sleep(0.001)
+        await until(lambda: there.begun == [1, 2])
         there.answer(2)
         assert await there.closed() == 1008
         assert there.said == [1, 2]
 
-    asyncio.run(body())
+    run_in_virtual_time(body())
 
 
 @pytest.mark.parametrize("num_open", [0, 1, 2])

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from batchmaker.server.ws.pool import PIECE, SOCKETS, PooledTransport, SocketPool
+from waiting import until
 
 LOOPS = (asyncio.new_event_loop, uvloop.new_event_loop)
 
@@ -65,6 +66,10 @@ class Site:
     def _made(self) -> Kept:
         return Kept(self.pool, self.connections, echoes=self.echoes)
 
+    @property
+    def num_pooled(self) -> int:
+        return len(self.pool._members)
+
     async def __aenter__(self) -> Site:
         self.server = await asyncio.get_running_loop().create_server(self._made, "127.0.0.1", 0)
         self.address = self.server.sockets[0].getsockname()
@@ -83,11 +88,6 @@ def played(case: Callable[[], Awaitable[None]], new_loop: Callable[[], asyncio.A
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(within())
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
@@ -151,7 +151,7 @@ def test_a_client_that_goes_is_noticed_and_its_number_can_be_another_ones(new_lo
                     one = site.connections[number]
                     await until(lambda one=one: one.data == b"here")
                 await one.lost
-                assert not site.pool._members
+                assert not site.num_pooled
 
     played(case, new_loop)
 
@@ -184,17 +184,20 @@ def test_nothing_is_read_between_pause_and_resume(new_loop) -> None:
         async with Site() as site:
             _, writer = await asyncio.open_connection(*site.address)
             await until(lambda: len(site.connections) == 1)
-            one = site.connections[0]
+            _, behind = await asyncio.open_connection(*site.address)
+            await until(lambda: len(site.connections) == 2)
+            one, other = site.connections
             one.transport.pause_reading()
-            writer.write(b"later")
-            await writer.drain()
-            for _ in range(20):
-                await asyncio.sleep(0.001)
+            for each in (writer, behind):
+                each.write(b"later")
+                await each.drain()
+            await until(lambda: other.data == b"later")  # what came before it was there to be read
             assert one.data == b""
             one.transport.resume_reading()
             await until(lambda: one.data == b"later")
-            writer.close()
-            await one.lost
+            for each in (writer, behind):
+                each.close()
+            await asyncio.gather(one.lost, other.lost)
 
     played(case, new_loop)
 
@@ -234,7 +237,7 @@ def test_a_connection_that_fails_ends_alone_and_what_others_sent_is_not_lost(new
                 client.send(b"frame")
             await failing.lost
             await until(lambda: all(one.data == b"frame" for one in site.connections if one is not failing))
-            assert len(site.pool._members) == 19
+            assert site.num_pooled == 19
             for client in clients:
                 client.close()
 

@@ -15,6 +15,7 @@ from batchmaker.server.limits import Limits
 from batchmaker.server.ws.call import SocketCall
 from batchmaker.server.ws.deadlines import Watch
 from batchmaker.server.ws.protocol import SocketSite
+from waiting import pass_time, run_in_virtual_time, until
 
 HEADERS = [
     (b"host", b"a"), (b"upgrade", b"websocket"), (b"connection", b"Upgrade"), (b"sec-websocket-version", b"13"),
@@ -231,12 +232,12 @@ def test_a_client_that_reads_nothing_for_too_long_is_cut_off() -> None:
         there = Connection(write_seconds=0.05)
         await there.opened()
         there.protocol.pause_writing()
-        await asyncio.sleep(0.02)
+        await pass_time(0.03)
         assert not there.wire.is_closed
-        while not there.wire.is_closed:
-            await asyncio.sleep(0.01)
+        await pass_time(0.03)
+        assert there.wire.is_closed
 
-    asyncio.run(body())
+    run_in_virtual_time(body())
 
 
 def test_a_client_that_reads_again_is_not() -> None:
@@ -245,10 +246,10 @@ def test_a_client_that_reads_again_is_not() -> None:
         await there.opened()
         there.protocol.pause_writing()
         there.protocol.resume_writing()
-        await asyncio.sleep(0.15)
+        await pass_time(0.15)
         assert not there.wire.is_closed
 
-    asyncio.run(body())
+    run_in_virtual_time(body())
 
 
 @pytest.mark.parametrize("pieces", [1, 40])
@@ -259,14 +260,14 @@ def test_a_message_that_comes_too_slowly_ends_the_connection(pieces: int) -> Non
         message = frame(BINARY, bytes(200))
         for place in range(pieces):
             there.protocol.data_received(message[place : place + 1])
-            await asyncio.sleep(0.005)
-        while not there.wire.is_closed:
-            await asyncio.sleep(0.01)
+            await pass_time(0.005)
+        await pass_time(0.1)
+        assert there.wire.is_closed
         assert b"the message came too slowly" in there.wire.written
         await there.reads_next()
         assert there.read[-1] == "websocket.disconnect"
 
-    asyncio.run(body())
+    run_in_virtual_time(body())
 
 
 def test_whole_messages_whose_ends_fall_into_other_reads_are_never_too_slow() -> None:
@@ -276,11 +277,11 @@ def test_whole_messages_whose_ends_fall_into_other_reads_are_never_too_slow() ->
         messages = b"".join(frame(BINARY, b"%d" % number) for number in range(40))
         for begin in range(0, len(messages), 7):  # each read but the last ends within a message
             there.protocol.data_received(messages[begin : begin + 7])
-            await asyncio.sleep(0.01)
+            await pass_time(0.01)
         await there.reads_next(40)
         assert there.read[1:] == [b"%d" % number for number in range(40)]
 
-    asyncio.run(body())
+    run_in_virtual_time(body())
 
 
 def test_many_messages_in_one_read_do_not_hold_up_others() -> None:
@@ -297,8 +298,7 @@ def test_many_messages_in_one_read_do_not_hold_up_others() -> None:
         )
         assert len(there.read) < 1000
         assert there.wire.written == b""
-        while len(there.read) < 1001:
-            await asyncio.sleep(0)
+        await until(lambda: len(there.read) == 1001)
         await settled()
         assert there.read[1:] == [b"%d" % number for number in range(1000)]
         assert there.wire.written == bytes([0x80 | PONG, 0])
