@@ -377,7 +377,7 @@ class Nothing(nn.Module):
             r"input 0: got rows of float32\[5\], expected float32\[4\]; a wrong",
         ),
         (nn.Linear(4, 4), rows(4, 4), None, ModelError, "takes 1 inputs, got 2"),
-        (Raising(), rows(4), None, ModelError, "one input per argument"),
+        (Raising(), rows(4), None, ModelError, "one value for each argument"),
         (nn.Linear(4, 4), (ValueSpec((4,), "float31"),), None, ModelError, "dtype 'float31' is not known"),
         (nn.GRUCell(4, 8), rows(4, 8), 3, ModelError, "got 3 sequence inputs, expected 0 to 2"),
         (nn.GRUCell(4, 8), rows(4, 8), 0, ModelError, "2 inputs are state but it returns 1"),

@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch import nn
 
 import batchmaker as bm
 from batchmaker.errors import StoppedError
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where modules are that tests of several folders use
 from insides import workers
 
 
