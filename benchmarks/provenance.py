@@ -19,6 +19,7 @@ import shlex
 import sys
 import tokenize
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ CPU_EXECUTOR: Final = tuple(
 """What computes steps on a CPU. The rest of that folder is for GPUs, or computes nothing."""
 
 
+@cache  # many results measure the same files
 def code_of(source: str) -> str:
     """Return a Python text without comments, docstrings, blank lines and spaces at the ends of lines."""
     lines = source.splitlines()
