@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -76,6 +77,15 @@ def mixes(draw: Any) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def level_of_the_log() -> Iterator[None]:
+    """What these tests do to the level of the log ends with them."""
+    logger = logging.getLogger("batchmaker.engine")
+    before = logger.level
+    yield
+    logger.setLevel(before)
+
+
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(mixes())
 def test_in_any_mix_every_good_request_is_answered_and_every_bad_one_fails(mix: dict[str, Any]) -> None:
@@ -118,8 +128,6 @@ def test_in_any_mix_every_good_request_is_answered_and_every_bad_one_fails(mix: 
 
 @pytest.fixture
 def engine_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    logger = logging.getLogger("batchmaker.engine")
-    logger.setLevel(logging.INFO)
     caplog.set_level(logging.INFO, "batchmaker.engine")
     return caplog
 
