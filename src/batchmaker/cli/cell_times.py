@@ -65,12 +65,6 @@ def used_registry(model: Model, requests: Sequence[tuple[str, Any]], threads: in
         return engine.registry
 
 
-def dtype_of(registry: CellRegistry) -> str:
-    """Return the first floating dtype among the cells' outputs, float32 if there is none."""
-    dtypes = [spec.dtype for cell in registry.types for spec in cell.outputs if "float" in spec.dtype]
-    return dtypes[0] if dtypes else "float32"
-
-
 def forms_in(registry: CellRegistry) -> list[str]:
     """Say of every bound cell in which form an engine runs it, and why in no faster one."""
     said = []

@@ -13,7 +13,7 @@ from rich.table import Table
 from batchmaker.cli import options
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
-from batchmaker.cli.cell_times import EveryStep, bound_registry, dtype_of, forms_in, measured_cells, used_registry
+from batchmaker.cli.cell_times import EveryStep, bound_registry, forms_in, measured_cells, used_registry
 from batchmaker.cli.given_model import given_model, read_requests
 from batchmaker.cli.overhead import measured_overhead
 from batchmaker.cli.workload import make_workload
@@ -21,6 +21,7 @@ from batchmaker.cost.latency import CellLatency, LatencyTable
 from batchmaker.cost.lengths import LengthProfile
 from batchmaker.cost.profile import CostProfile, Overhead, PredictedLength, ProfileOptions
 from batchmaker.engine.engine import Engine
+from batchmaker.engine.setup import dtype_of_cells
 from batchmaker.errors import OptionError
 from batchmaker.executor.processors import default_threads
 from batchmaker.lab.datasets import read_aligned
@@ -112,7 +113,7 @@ def profile(
     else:
         built = one_model(named)
         registry = _of_own(built, read, threads, overhead=overhead)
-        width, dtype = None, dtype_of(registry)
+        width, dtype = None, dtype_of_cells(registry)
     sizes = [1 << power for power in range(largest.bit_length())]
     cells = measured_cells(registry, sizes, seconds, threads)
     curves = [_curve(cell) for cell in cells]

@@ -186,8 +186,13 @@ def _under_its_names(served: CatalogueEntry, profile: CostProfile) -> CostProfil
 
 
 def _options(registry: CellRegistry, threads: int) -> ProfileOptions:
+    return ProfileOptions(dtype_of_cells(registry), threads, platform.machine(), "measured at start")
+
+
+def dtype_of_cells(registry: CellRegistry) -> str:
+    """Return the first floating dtype among the cells' outputs, float32 if there is none."""
     dtypes = [spec.dtype for cell in registry.types for spec in cell.outputs if "float" in spec.dtype]
-    return ProfileOptions(dtypes[0] if dtypes else "float32", threads, platform.machine(), "measured at start")
+    return dtypes[0] if dtypes else "float32"
 
 
 def _measured(registry: CellRegistry, threads: int, known: set[str]) -> list[CellLatency]:

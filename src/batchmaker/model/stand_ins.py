@@ -130,7 +130,7 @@ class StandIns:
 
 
 CONSTANT: Final = 1 << 40
-"""Codes from here on are constants."""
+"""A code is a position among all values of one kind in the request; codes from here on are constants."""
 
 standing_in: ContextVar[StandIns | None] = ContextVar("batchmaker_standing_in", default=None)
 

@@ -147,8 +147,8 @@ def run_greedy(
 
     nodes: [positions]. state: h, c and the token of each lane, [lanes]. said_moves: the table and row of the token of
     each move. choice: weights [hidden, tokens] and bias [tokens] of the scores, addresses, the way to multiply, and
-    room for the scores of BLOCK rows. places: room for [positions]. marks: [positions] where loops stopped and what did
-    not run; false, written. The rest is as in run_steps.
+    room for the scores of BLOCK rows. places: room for [positions + 2 * BLOCK]. marks:
+    [positions] where loops stopped and what did not run; false, written. The rest is as in run_steps.
     """
     ends, used, lanes = steps
     h, c, said = state
