@@ -236,6 +236,32 @@ def test_a_failure_at_any_call_is_contained(
         try_fault(engine, faults, Fault(name, at, kind, after=after), seed=at)
 
 
+def test_a_chunk_on_its_way_when_the_chunk_before_it_fails_ends_with_its_sequence(
+    engine: bm.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is computed and not answered when the engine begins anew; the second comes to a driver without it."""
+    sent: list[Answer] = []
+    claim = Unanswered.claim
+
+    def claim_once(unanswered: Unanswered, *args: Any) -> Any:
+        if not sent:
+            sent.append(sequence.submit(1))
+            raise ValueError(SAID)
+        return claim(unanswered, *args)
+
+    before = engine.stats.restarts
+    with engine.open_sequence(model="turns") as sequence:
+        with monkeypatch.context() as patch:
+            patch.setattr(Unanswered, "claim", claim_once)
+            first = sequence.submit(1).exception(120)
+            second = sent[0].exception(120)
+        assert isinstance(first, RequestError)
+        assert SAID in str(first)
+        assert isinstance(second, SequenceError)
+    Mix(engine, seed=0).check(None)
+    assert engine.stats.restarts == before + 1
+
+
 def test_every_call_is_made(engine: bm.Engine, faults: Faults) -> None:
     """So that none of the tests above is empty."""
     fault = faults.present = Fault("Scheduler.handle", 1, ValueError, after=False)  # the tables must grow anew

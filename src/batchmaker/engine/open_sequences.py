@@ -296,7 +296,7 @@ class Sequences:
         if self.opened.pop(entry.sequence_id, None) is None:
             return
         entry.ended = said or said_end(end)
-        entry.state = NOTHING_KEPT
+        entry.state, entry.computed = NOTHING_KEPT, None
         self._closed.append(entry.sequence_id)
         self.has_news = True
         self.uncount(entry)
