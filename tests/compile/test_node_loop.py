@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.compile.binding import BoundCell, bind
+from batchmaker.compile.binding import OFTEN, BoundCell, bind
 from batchmaker.compile.node_loop import NodeChoice, NodeLoop, NodeTask
 from batchmaker.compile.passes.interpreter import is_available
 from batchmaker.graph.spec import ValueSpec
@@ -65,6 +65,18 @@ class Sorted(nn.Module):
         return x.sort(-1).values.tanh()
 
 
+class Step(nn.Module):
+    """(word, h, c) -> (h, c) of an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(7, WIDTH), nn.LSTMCell(WIDTH, WIDTH)
+
+    def forward(self, word: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        h, c = self.lstm(self.embedding(word), (h, c))
+        return h, c
+
+
 class NextToken(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -103,6 +115,8 @@ CELLS: dict[str, tuple[Callable[[], nn.Module], Sequence[ValueSpec]]] = {
     "sum": (Sum, (ROWS, ROWS)),
     "named": (Named, (TOKEN, ROWS)),
     "best": (Best, (ROWS,)),
+    "step": (Step, (TOKEN, ROWS, ROWS)),
+    "gru": (lambda: nn.GRUCell(WIDTH, WIDTH), (ROWS, ROWS)),
     "tree leaf": (of_zoo("treelstm", "leaf", vocabulary_size=9, hidden=WIDTH), (TOKEN,)),
     "tree node": (of_zoo("treelstm", "inner", vocabulary_size=9, hidden=WIDTH), (ROWS,) * 4),
     "tag": (of_zoo("bilstm-tagger", "tag", vocabulary_size=9, hidden=WIDTH, layers=1), (ROWS, ROWS)),
@@ -249,7 +263,7 @@ def test_an_engine_that_uses_the_loops_gives_the_same_answers(
 ) -> None:
     ran: list[int] = []
     run = NodeLoop.run
-    monkeypatch.setattr(NodeChoice, "fastest", lambda self, batch: self._loop)
+    monkeypatch.setattr(NodeChoice, "fastest", lambda self, batch: self.loop)
     monkeypatch.setattr(NodeLoop, "run", lambda self, task: ran.append(task.largest) or run(self, task))
     model = zoo.make(name, vocabulary_size=10, hidden=WIDTH, max_batch=8, **options)
     with bm.Engine(model, threads=1) as engine:
@@ -258,3 +272,34 @@ def test_an_engine_that_uses_the_loops_gives_the_same_answers(
     assert ran
     for mine, right in zip(found, model.batched(requests) * 9, strict=True):
         torch.testing.assert_close(torch.as_tensor(mine), right, rtol=0, atol=2e-6)
+
+
+def test_a_cell_of_runs_that_is_a_single_node_too_is_tried_in_a_loop_once_it_runs_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A predictor is called where a value decides so, besides its first run."""
+
+    class Emits(bm.Model):
+        def __init__(self) -> None:
+            torch.manual_seed(0)
+            self.step = bm.Cell(Step())
+
+        def unfold(self, words: list[int]) -> Any:
+            h, c = self.step.run([0], (torch.zeros(WIDTH), torch.zeros(WIDTH)))
+            for word in words:
+                h, c = self.step(word, h, c)
+            return h
+
+    tried: list[NodeChoice] = []
+    measure = NodeChoice.measure
+    monkeypatch.setattr(NodeChoice, "measure", lambda self, *sizes: tried.append(self) or measure(self, *sizes))
+    model = Emits()
+    with bm.Engine(model, threads=1) as engine:
+        for _ in range(2 * OFTEN):
+            (found,) = engine.map([[1, 2, 3]], progress=False)
+    (choice,) = tried
+    assert len(choice.faster)
+    module, h, c = model.step.module, torch.zeros(1, WIDTH), torch.zeros(1, WIDTH)
+    for word in (0, 1, 2, 3):
+        h, c = module(torch.tensor([word]), h, c)
+    torch.testing.assert_close(found, h[0], rtol=0, atol=2e-6)

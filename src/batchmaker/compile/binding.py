@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, final
+from typing import Any, Final, Protocol, final
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ from batchmaker.errors import RAISED_BY_USERS, ModelError, lacks_memory, said_by
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.greedy import GreedyLoop
 from batchmaker.kernels.cpu.loop import RecurrentLoop
+
+OFTEN: Final = 32
+"""Tasks of single nodes after which it is found out whether the cell runs faster in a loop: that takes some 10 ms."""
 
 
 class Planned(Protocol):
@@ -248,8 +251,8 @@ class BoundCell:
     """
 
     __slots__ = (
-        "_chain_loop", "_forms", "_node_loop", "_notes", "_split", "_splits", "_state_loop", "ends_by_function",
-        "hoisted", "identity", "inputs", "name", "num_memories", "num_sequence_inputs", "outputs",
+        "_chain_loop", "_forms", "_node_loop", "_notes", "_num_asked", "_split", "_splits", "_state_loop",
+        "ends_by_function", "hoisted", "identity", "inputs", "name", "num_memories", "num_sequence_inputs", "outputs",
     )  # fmt: skip
 
     def __init__(
@@ -274,6 +277,7 @@ class BoundCell:
         self._split: Split | None = None
         self._chain_loop: ChainLoop | None = None
         self._node_loop: NodeChoice | None = None
+        self._num_asked = 0
         self._state_loop: StateChoice | None = None
         self.ends_by_function = False
         self._splits: dict[int, BoundCell] = {}
@@ -348,9 +352,19 @@ class BoundCell:
     def node_loop_for(self, batch: int) -> NodeLoop | None:
         """Return the compiled call for tasks of single nodes, if it is faster than `call` for steps of `batch` rows.
 
-        None if `warm_up` has not measured it.
+        `warm_up` measures this; otherwise a call here does, once the cell has run for a while: most cells of an engine
+        that did not warm up run a few times.
         """
-        return None if self._node_loop is None else self._node_loop.fastest(batch)
+        if self._node_loop is None:
+            self._num_asked += 1
+            if self._num_asked < OFTEN:
+                return None
+            self._node_loop = self._nodes_in_loop()
+        return self._node_loop.fastest(batch)
+
+    def _nodes_in_loop(self) -> NodeChoice:
+        loop = self._forms.node_loop(self.inputs, self.outputs)
+        return NodeChoice(loop, self._forms.whole(), self.example)
 
     @property
     def faster_in_loop(self) -> NDArray[np.bool_] | None:
@@ -359,7 +373,7 @@ class BoundCell:
         Empty before this is measured; None if there is no loop.
         """
         choice = self._node_loop if self._split is None else self._chain_loop
-        return None if choice is None else choice.faster
+        return None if choice is None or choice.loop is None else choice.faster
 
     @property
     def no_loop(self) -> str:
@@ -440,9 +454,9 @@ class BoundCell:
             self._chain_loop.measure(batch_sizes, hoist_sizes)
         if self.num_sequence_inputs is not None and (self._chain_loop is None or self.ends_by_function):
             self.state_loop_for(batch_sizes[-1])
-        if self.num_sequence_inputs is None and (loop := self._forms.node_loop(self.inputs, self.outputs)) is not None:
-            self._node_loop = NodeChoice(loop)
-            self._node_loop.measure(self._forms.whole(), self.example, batch_sizes)
+        if self.num_sequence_inputs is None:
+            self._node_loop = self._nodes_in_loop()
+            self._node_loop.measure(batch_sizes)
 
     def __repr__(self) -> str:
         given, made = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))

@@ -5,6 +5,7 @@ For the CPU, in float32. What else a cell computes is computed step by step (see
 
 from __future__ import annotations
 
+import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.arrays import Ints
-from batchmaker.compile.dataflow import TracedCell
+from batchmaker.compile.dataflow import CannotRewriteError, TracedCell
 from batchmaker.compile.node_steps import run_nodes
 from batchmaker.compile.operations import Operations, OtherError, ValueRoom, Writer, row_bytes, write_graph
 from batchmaker.compile.passes.interpreter import is_available
+from batchmaker.compile.passes.open_steps import open_steps
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.choice import least_s
 from batchmaker.kernels.cpu.products import library
@@ -127,11 +129,11 @@ def find_node_loop(cell: TracedCell, inputs: Sequence[ValueSpec], outputs: Seque
     if not is_available() or library().sgemm is None:
         return None
     try:
-        writer, made = write_graph(cell, inputs)
+        writer, made = write_graph(open_steps(cell), inputs)
         if any(node.op != "call_function" for node in made):  # an input that is handed on
             return None
         results = [writer.value(node) for node in made]
-    except OtherError:
+    except (OtherError, CannotRewriteError):
         return None
     return None if writer.num_weights > _FEW_WEIGHTS else NodeLoop(writer, results, inputs)
 
@@ -141,42 +143,49 @@ def find_node_loop(cell: TracedCell, inputs: Sequence[ValueSpec], outputs: Seque
 
 @final
 class NodeChoice:
-    """The loop of a cell, and the largest steps for which it is faster than `call` with the executor's copies."""
+    """The loop of a cell, and the steps for which it is faster than `call` with the executor's copies.
 
-    def __init__(self, loop: NodeLoop) -> None:
-        self._loop = loop
-        self._faster: NDArray[np.bool_] = np.zeros(0, np.bool_)
+    loop: None if there is none. call: a call of the cell's program. example: makes rows. faster: [n] whether the loop
+    is, for so many rows, and for more than the last as for the last; empty before it is measured.
+    """
 
-    def measure(
+    def __init__(
         self,
+        loop: NodeLoop | None,
         call: Callable[..., tuple[Tensor, ...]],
         example: Callable[[int], tuple[Tensor, ...]],
-        batch_sizes: Sequence[int],
     ) -> None:
-        """Find out for up to the largest size. example: makes rows. Takes some 10 ms."""
+        self.loop, self._call, self._example = loop, call, example
+        self.faster: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._measuring = threading.Lock()
+
+    def measure(self, batch_sizes: Sequence[int] = ()) -> None:
+        """Find out, for up to the largest of these sizes, to which the executor pads. Takes some 10 ms."""
+        if self.loop is None:
+            return
         ratios: dict[int, float] = {}
+        most = batch_sizes[-1] if batch_sizes else _SIZES[-1]
         end_s = time.thread_time() + _ALL_S
-        for n in dict.fromkeys(min(size, batch_sizes[-1]) for size in _SIZES):
+        for n in dict.fromkeys(min(size, most) for size in _SIZES):
             if len(ratios) > 1 and time.thread_time() > end_s:
                 break
-            padded = batch_sizes[bisect_left(batch_sizes, n)]
-            rows = example(padded)
-            looped, stepped = _trial(self._loop, call, rows, call(*rows), n)
+            padded = batch_sizes[bisect_left(batch_sizes, n)] if batch_sizes else n
+            rows = self._example(padded)
+            looped, stepped = _trial(self.loop, self._call, rows, self._call(*rows), n)
             looped()  # compile or load it
             mine, others = least_s([looped, stepped])
             ratios[n] = mine / max(others, 1e-9)
         sizes = sorted(ratios)
-        every = np.arange(batch_sizes[-1] + 1)
-        self._faster = np.interp(every, sizes, [ratios[n] for n in sizes]) < 1
-
-    @property
-    def faster(self) -> NDArray[np.bool_]:
-        """[n] whether it is faster for so many rows; empty before it is measured."""
-        return self._faster
+        self.faster = np.interp(np.arange(most + 1), sizes, [ratios[n] for n in sizes]) < 1
 
     def fastest(self, batch: int) -> NodeLoop | None:
-        """Return the loop if it is faster for tasks whose largest step has `batch` rows; None if that is not known."""
-        return self._loop if batch < len(self._faster) and self._faster[batch] else None
+        """Return the loop if it is faster for tasks whose largest step has `batch` rows. Measured now if not before."""
+        if self.loop is None:
+            return None
+        with self._measuring:
+            if not len(self.faster):
+                self.measure()
+        return self.loop if self.faster[min(batch, len(self.faster) - 1)] else None
 
 
 def _trial(

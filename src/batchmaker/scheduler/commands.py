@@ -346,7 +346,10 @@ def steps_of(task: RunTask) -> tuple[Step, ...]:
 
 def within(positions: Ints, begin: int, end: int) -> slice:
     """Return the slice of ascending `positions` whose values are from `begin` to before `end`."""
-    first, last = np.searchsorted(positions, (begin, end)).tolist()
+    count = len(positions)
+    if count and begin <= positions.item(0) and positions.item(count - 1) < end:  # all of a task that ran as a whole
+        return slice(0, count)
+    first, last = positions.searchsorted((begin, end)).tolist()
     return slice(first, last)
 
 
