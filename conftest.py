@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -37,6 +38,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
         sizes = {"vocabulary_size": 4, "embedding": 2, "hidden": 2}
         prepare_scheduler(AutoPolicy(), [zoo.make("lstm", dtype=name, **sizes) for name in ("float32", "bfloat16")])
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is imported and collected out of the garbage collector: each full pass would look at all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

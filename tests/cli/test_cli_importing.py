@@ -12,9 +12,8 @@ from batchmaker.cli.imports import collector_paused
 
 
 @pytest.fixture(autouse=True)
-def thawed():
+def collecting():
     yield
-    gc.unfreeze()
     gc.enable()
 
 

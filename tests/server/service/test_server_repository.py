@@ -369,11 +369,12 @@ def test_without_a_model_the_repository_is_not_ready(folder):
 @pytest.fixture
 def no_collector():
     """What is freed in the test is not freed by chance."""
+    gc.unfreeze()
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
+        gc.freeze()
         gc.enable()
 
 
