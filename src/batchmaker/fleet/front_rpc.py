@@ -18,7 +18,7 @@ from batchmaker.fleet.upstream import NoAnswerError
 from batchmaker.server.access.sender import HEADER as SENDER
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.observe.request_ids import HEADER
-from batchmaker.server.rpc.gate import CODE, Answer, RpcCall
+from batchmaker.server.rpc.handlers import CODE, Answer, RpcCall
 from batchmaker.server.rpc.schema import SERVICE, decode
 from batchmaker.server.rpc.wire import FINAL
 

@@ -31,7 +31,7 @@ from batchmaker.server.access.connections import Connections
 from batchmaker.server.access.origins import Origins
 from batchmaker.server.access.request_body import BodyBudget
 from batchmaker.server.config import AuthConfig, Config, FleetConfig, TlsConfig, check_config
-from batchmaker.server.http.gate import Gate
+from batchmaker.server.http.middleware import CallMiddleware
 from batchmaker.server.http.listener import HttpListener, http_listener
 from batchmaker.server.http.protocol import limited_protocol
 from batchmaker.server.http.refusals import Refusals
@@ -96,7 +96,7 @@ def replica_config(config: Config, *, has_keys: bool) -> Config:
 
 @final
 class FleetServer:
-    """The front and its fleet. Used from one event loop; `app` is the front behind its Gate."""
+    """The front and its fleet. Used from one event loop; `app` is the front behind its middleware."""
 
     def __init__(self, config: Config, launcher: FleetLauncher) -> None:
         """Bind to the addresses. OptionError for settings that cannot be used."""
@@ -131,7 +131,7 @@ class FleetServer:
         origins = Origins(config.hosts, config.auth.origins, only_this_machine=only_this_machine)
         spans = Spans(enabled=config.log.spans)
         open_paths = frozenset({"/page", "/v2/health/live", "/v2/health/ready"})
-        self.app = Gate(
+        self.app = CallMiddleware(
             self.front, self._keys, origins, spans, log_access=config.log.access, open_paths=open_paths,
             answered=access.answered,
         )  # fmt: skip

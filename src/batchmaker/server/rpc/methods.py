@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.formats.messages import InferRequest
-from batchmaker.server.rpc.gate import Answer, RpcCall
+from batchmaker.server.rpc.handlers import Answer, RpcCall
 from batchmaker.server.rpc.wire import parameters_of, read_infer, write_infer
 from batchmaker.server.service.descriptions import (
     EXTENSIONS,

@@ -44,7 +44,7 @@ _OPENAI_KEY_PROTOCOL: Final = "openai-insecure-api-key."
 
 
 @final
-class Gate:
+class CallMiddleware:
     """An ASGI application around another. It handles all exceptions of the inner one."""
 
     def __init__(

@@ -66,13 +66,13 @@ class RpcCall:
 
     __slots__ = ("_calls", "_context", "_stream", "fault", "key", "metadata", "method", "request_id", "sender")
 
-    def __init__(self, method: str, context: Any, gate: RpcGate) -> None:
+    def __init__(self, method: str, context: Any, handlers: RpcHandlers) -> None:
         self._context = context
-        self._calls = gate.service.calls
+        self._calls = handlers.service.calls
         self.method = method
         self.metadata = {name: value for name, value in context.invocation_metadata() if isinstance(value, str)}
-        self._stream = gate.stream_of(self.metadata.pop(STREAM, None))
-        self.request_id = gate.ids.of(self.metadata.get(HEADER))
+        self._stream = handlers.stream_of(self.metadata.pop(STREAM, None))
+        self.request_id = handlers.ids.of(self.metadata.get(HEADER))
         self.key = _key(self.metadata)
         self.sender = NOBODY
         self.fault: FaultKind | None = None
@@ -214,7 +214,7 @@ Answer = Callable[[Any, RpcCall], Awaitable[Any]]
 
 
 @final
-class RpcGate:
+class RpcHandlers:
     """Makes gRPC's handlers from functions. Exceptions of these become statuses."""
 
     def __init__(
