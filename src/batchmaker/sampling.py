@@ -90,6 +90,7 @@ class Temperature(nn.Module):
         self.temperature = float(temperature)
 
     def forward(self, logits: Tensor, temperature: Tensor | None = None) -> Tensor:
+        """Return the scores divided, float32 [n, tokens]. temperature: [n], in place of the module's own."""
         scores = logits.float()
         scores = scores - scores.amax(-1, keepdim=True)
         if temperature is None and self.temperature == 1:
@@ -158,6 +159,7 @@ class Sampler(nn.Module):
         top_k: Tensor | None = None,
         top_p: Tensor | None = None,
     ) -> Tensor:
+        """Return the token of each row, int64 [n]. temperature, top_k, top_p: [n], in place of the module's own."""
         drawn = uniform(seed, step, stream=self.stream)
         k, p = self.top_k if top_k is None else top_k, self.top_p if top_p is None else top_p
         scores = self.temperature(logits, temperature)

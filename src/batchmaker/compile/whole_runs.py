@@ -62,6 +62,7 @@ class WholeRun(nn.Module):
         self.module, self.num_columns = module, num_columns
 
     def forward(self, *inputs: Tensor) -> Any:
+        """Call the module with the rows of all steps, [batch, longest run, ...], zeros after the end of each run."""
         columns, number = self.num_columns, inputs[1]
         entries, longest, whole = torch.arange(len(number)), int(number.max()) + 1, []
         for port in range(columns):

@@ -289,6 +289,7 @@ class CellRegistry:
         wanted = inputs if floats is None else floats.annotated(inputs, ports)
 
         def bound(wanted: tuple[ValueSpec, ...], trial: TrialRows) -> tuple[BoundCell, TrialRows]:
+            """Bind the cell for these inputs, and try it with these rows. ModelError if it refuses them."""
             with _threads(self._deterministic_for):
                 made = bind(
                     source,

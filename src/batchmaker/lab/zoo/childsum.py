@@ -338,7 +338,10 @@ def lay_out(
     ends: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> bool:
-    """Fill the arrays of TreeCalls; return whether all words are known and the edges [m, 2] have one root and no cycle."""
+    """Fill the arrays of TreeCalls.
+
+    Return whether the words are known, and the edges [m, 2] have one root and no cycle.
+    """
     num_nodes = len(words)
     count, above = np.zeros(num_nodes, np.int64), np.zeros(num_nodes + 1, np.int64)
     for edge in range(len(edges)):

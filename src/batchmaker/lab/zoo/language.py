@@ -214,6 +214,7 @@ class LanguageModel(NetworkModel):
         return Completions(self.tokenizer.encode, self.tokenizer.decode, self.eos)
 
     def unfold(self, request: Any) -> Any:
+        """Return the tokens that follow a prompt, int64 [n]: up to its `until`, and `max_tokens` at most."""
         order = self._parse(request)
         state: Sequence[Any] = self._initial
         if len(order.tokens) > 1:

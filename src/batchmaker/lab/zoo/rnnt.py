@@ -153,6 +153,7 @@ class RnntModel(NetworkModel):
         f, length = self.listen.map(x), len(frames)
 
         def body(now: Hypothesis) -> Hypothesis:
+            """One step of the search: a symbol or the next frame. The predictor goes on only after a symbol."""
             symbol, emits, t, k, going = self.joint(f.at(now.t), now.g, now.t, now.k, length)
 
             def tell() -> tuple[Any, tuple[Any, ...]]:

@@ -207,6 +207,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def on_response_complete(self) -> None:
+        """Send what is joined, and wait for the rest of the body, or for the next call."""
         cast(JoinedWrites, self.transport).send_now()
         super().on_response_complete()
         if self.transport.is_closing():

@@ -240,6 +240,7 @@ class RpcHandlers:
         messages = self.service.messages
 
         async def work(call: RpcCall) -> bytes:
+            """Read the message, answer it, and return the encoded answer. CANCELLED if the client goes before."""
             data = await call.read(self._access.bodies.limits.body_seconds)
             if data is None:
                 raise ServiceError(FaultKind.CANCELLED, "the client has gone")

@@ -55,6 +55,7 @@ def health_methods(handlers: RpcHandlers, ready: Callable[[], bool], limits: Lim
         return {"status": state}
 
     async def watch(call: RpcCall) -> None:
+        """Send the state, and again whenever it changes, until the client goes."""
         data = await call.read(limits.body_seconds)
         asked = decode("WatchRequest", data or b"", _MESSAGES)
         call.idle()

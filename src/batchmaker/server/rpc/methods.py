@@ -113,6 +113,7 @@ def _repository(site: Site) -> dict[str, Answer]:
         return {"models": [asdict(line) for line in await repository.index(ready_only=asked.ready)]}
 
     async def load(asked: Any, call: RpcCall) -> dict[str, Any]:
+        """Load a model of the server's own sources. UNSUPPORTED with parameters; FORBIDDEN for keys that may not."""
         check(asked)
         site.keys.check_control(call.caller)
         if asked.parameters:
