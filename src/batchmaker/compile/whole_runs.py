@@ -323,7 +323,7 @@ def _rows_of(whole: BoundCell, batch: int, length: int) -> Batch:
 
 def _step_s(cell: BoundCell, batch: int) -> float:
     """Return the seconds of one step of so many rows in the form that an engine runs, with its share of `hoist`."""
-    count = cell.num_sequence_inputs
+    count = cell.num_step_inputs
     assert count is not None
     given = cell.example(batch * _STEPS)[:count]
     with torch.no_grad():

@@ -152,7 +152,7 @@ class CellDriver:
 
     def materialise(self) -> None:
         """Let the executor prepare every known cell. Nothing may be in flight."""
-        self._executor.materialise(self._registry.num_sequence_inputs)
+        self._executor.materialise(self._registry.num_step_inputs)
 
     @property
     def wants_requests(self) -> bool:

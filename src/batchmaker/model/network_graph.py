@@ -66,8 +66,8 @@ def trace_modules(module: nn.Module, inputs: tuple[str, ...], leaf: Callable[[nn
     traced.
     """
     parameters = signature_of(module).parameters.values()
-    left = {p.name: p.default for p in parameters if p.name not in inputs and p.kind is not p.VAR_KEYWORD}
-    graph = _Tracer(leaf).trace(module, concrete_args=left or None)
+    defaults = {p.name: p.default for p in parameters if p.name not in inputs and p.kind is not p.VAR_KEYWORD}
+    graph = _Tracer(leaf).trace(module, concrete_args=defaults or None)
     for node in reversed(graph.nodes):
         fixed = node.op == "placeholder" and not any(str(node.target) == name for name in inputs)
         if is_check(node) or (fixed and not node.users):

@@ -18,7 +18,7 @@ from batchmaker.scheduler.layout import (
     NUM_MEMORIES,
     NUM_PORTS,
     NUM_RUNNING,
-    NUM_SEQUENCE,
+    NUM_STEP_INPUTS,
     OWN_TYPE_FOLLOWS,
     PLAN_ROWS,
     STEERING_ON,
@@ -34,7 +34,7 @@ from batchmaker.scheduler.steps import (
     AT_SUBGRAPH,
     DONE,
     ENTERING,
-    LEFT,
+    VACATED,
     MAY_STOP,
     NUM_ENDS,
     NUM_STEPS,
@@ -45,14 +45,14 @@ from batchmaker.scheduler.steps import (
     PART_ENDS,
     PART_ENTERING,
     PART_FLAGS,
-    PART_LEFT,
+    PART_VACATED,
     POSITIONS,
     STEERS,
     part_of,
 )
 
 NUM_OVER, NUM_DYING, NUM_DONE, NUM_STOPPED, RETIRED = map(number, range(5))
-LEFT_WORKER, LEFT_LANE = map(number, range(2))
+VACATED_WORKER, VACATED_LANE = map(number, range(2))
 FIRST_ROW: Final = number(0)
 """What `retire` returns begins with four counts. Then come
 
@@ -113,7 +113,7 @@ def retire(addresses: Ints, task: Ints, first: int, end: int, stopped: Flags, an
     of = part_of(task, PART_AT, AT_SUBGRAPH)[begins[POSITIONS] : until[POSITIONS]]
     unused, found = end_step(
         nodes, subgraphs, state.source, state.source_table, state.is_host,
-        state.ports[type_id, : types[NUM_PORTS, type_id]], max(types[NUM_SEQUENCE, type_id], 0), ran, of,
+        state.ports[type_id, : types[NUM_PORTS, type_id]], max(types[NUM_STEP_INPUTS, type_id], 0), ran, of,
         part_of(task, PART_ENTERING, FIRST_ROW)[begins[ENTERING] : until[ENTERING]],
     )  # fmt: skip
     begin = 0
@@ -122,8 +122,8 @@ def retire(addresses: Ints, task: Ints, first: int, end: int, stopped: Flags, an
         sort(part, part[:0])
         free_rows(nodes, subgraphs, types, state.pools, state.free_rows, part)
         begin = upto
-    for k in range(begins[LEFT], until[LEFT]):
-        home, lane = part_of(task, PART_LEFT, LEFT_WORKER)[k], part_of(task, PART_LEFT, LEFT_LANE)[k]
+    for k in range(begins[VACATED], until[VACATED]):
+        home, lane = part_of(task, PART_VACATED, VACATED_WORKER)[k], part_of(task, PART_VACATED, VACATED_LANE)[k]
         state.occupant[state.lanes[LANES_BEGIN, home, type_id] + lane] = NOBODY
     done = part_of(task, PART_DONE, FIRST_ROW)[begins[DONE] : until[DONE]]
     stopped_at = stopped_last = over = done[:0]

@@ -27,7 +27,7 @@ from batchmaker.graph.work import work_of
 from batchmaker.lab.simulator.fleet.exact import ExactReplicas
 from batchmaker.lab.simulator.fleet.fast import FastReplicas, why_not_fast
 from batchmaker.lab.simulator.fleet.records import FleetRecords, FleetWork
-from batchmaker.lab.simulator.fleet.replicas import Replicas
+from batchmaker.lab.simulator.fleet.sizes import Replicas
 from batchmaker.lab.simulator.fleet.report import summarise_fleet
 from batchmaker.lab.simulator.fleet.run import FleetPlan, simulate_fleet
 from batchmaker.lab.simulator.run import SimulatedDevice
@@ -74,13 +74,13 @@ def run_fleets(study: FleetStudy, ask: Ask, fleet: FleetAsk) -> tuple[list[Resul
     drawn: list[tuple[str, FleetRecords]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     console = options.err()
-    jobs = len(ask.rates) * len(ask.seeds) * len(fleet.replicas) * len(fleet.all_routers)
+    jobs = len(ask.rates) * len(ask.seeds) * len(fleet.sizes) * len(fleet.all_routers)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task, done = bar.add_task("simulations", total=float(jobs)), 0
         for rate in ask.rates:
             for seed in ask.seeds:
                 work = make_work(study, fleet, rate, seed, ask.requests)
-                for replicas in fleet.replicas:
+                for replicas in fleet.sizes:
                     for router in fleet.all_routers:
                         bar.update(task, description=f"{replicas} replicas, {router}")
                         told = partial(_advance, bar, task, done)
@@ -89,7 +89,7 @@ def run_fleets(study: FleetStudy, ask: Ask, fleet: FleetAsk) -> tuple[list[Resul
                         given = {"router": router, "replicas": replicas, "rate": rate, "seed": seed}
                         results += _told(study, fleet, records, given, ask.slas_ms, fidelity)
                         if (rate, seed) == (ask.rates[0], ask.seeds[0]):
-                            drawn.append((f"{router}, {replicas}" if len(fleet.replicas) > 1 else router, records))
+                            drawn.append((f"{router}, {replicas}" if len(fleet.sizes) > 1 else router, records))
     return results, drawn
 
 

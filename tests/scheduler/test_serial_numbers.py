@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from scheduler_harness import Harness, cell_type, chain, complete_tree, same
 from test_scheduler_properties import play, settings_of_a_run
 
-from batchmaker.scheduler.layout import NEXT_SEQUENCE, SEQUENCE_LIMIT
+from batchmaker.scheduler.layout import NEXT_SERIAL, SERIAL_LIMIT
 
 LEAF, INNER, LOOP = cell_type(0, "leaf"), cell_type(1, "inner", inputs=2), cell_type(2, "loop")
 
-STARTS = [SEQUENCE_LIMIT - 1, SEQUENCE_LIMIT, 2**27 - 2, 2**27, 2**31 - 2, 2**31, 2**62]
+STARTS = [SERIAL_LIMIT - 1, SERIAL_LIMIT, 2**27 - 2, 2**27, 2**31 - 2, 2**31, 2**62]
 
 
 def commands_from(harness: Harness, start: int, jumps: dict[int, int]) -> list[Any]:
@@ -22,10 +22,10 @@ def commands_from(harness: Harness, start: int, jumps: dict[int, int]) -> list[A
     before an event."""
     again = harness._make()
     arena = again.state.arena
-    arena.counts[NEXT_SEQUENCE] = start
+    arena.counts[NEXT_SERIAL] = start
     commands = []
     for number, events in enumerate(harness.events):
-        arena.counts[NEXT_SEQUENCE] += jumps.get(number, 0)
+        arena.counts[NEXT_SERIAL] += jumps.get(number, 0)
         commands += again.handle(*events)
         again.check_invariants()
         assert all((arena.ready_keys(type_id) >= 0).all() for type_id in range(arena.types.shape[1]))
@@ -35,8 +35,8 @@ def commands_from(harness: Harness, start: int, jumps: dict[int, int]) -> list[A
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(
     run=settings_of_a_run(),
-    start=st.sampled_from(STARTS) | st.integers(SEQUENCE_LIMIT - 60, SEQUENCE_LIMIT),
-    jumps=st.dictionaries(st.integers(0, 60), st.integers(SEQUENCE_LIMIT - 40, SEQUENCE_LIMIT), max_size=4),
+    start=st.sampled_from(STARTS) | st.integers(SERIAL_LIMIT - 60, SERIAL_LIMIT),
+    jumps=st.dictionaries(st.integers(0, 60), st.integers(SERIAL_LIMIT - 40, SERIAL_LIMIT), max_size=4),
 )
 def test_who_runs_when_does_not_depend_on_how_many_have_run_before(
     run: dict[str, Any], start: int, jumps: dict[int, int]
@@ -54,11 +54,11 @@ def test_numbers_begin_again_with_requests_in_flight_before_they_run_out(start: 
     for request in range(30):
         harness.arrive(request, programs[request % 3], at_s=request / 4, priority=request % 2)
     counts = harness.scheduler.state.arena.counts
-    counts[NEXT_SEQUENCE] = start - 20
+    counts[NEXT_SERIAL] = start - 20
     lowest = []
     for at_s in range(20):
         harness.run(until_s=at_s)
-        lowest.append(int(counts[NEXT_SEQUENCE]))
+        lowest.append(int(counts[NEXT_SERIAL]))
     harness.run()
     harness.check_nothing_left()
     assert lowest[-1] < 2000, "numbers have begun again"
