@@ -56,8 +56,8 @@ class Explanation:
     @property
     def line(self) -> str:
         """All in one line, for a log."""
-        told = "; ".join(_in_short(cell) for cell in self.cells)
-        return f"policy {self.policy}, {self.said or told}"
+        summary = "; ".join(_in_short(cell) for cell in self.cells)
+        return f"policy {self.policy}, {self.said or summary}"
 
     def __str__(self) -> str:
         if not self.cells:

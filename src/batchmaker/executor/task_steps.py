@@ -133,8 +133,8 @@ class RunningTask:
         result = StepsResult(task.task, first, self.num_finished, brought, tuple(failed), busy_s)
         if self._tests is None:
             return result
-        told = slice(task.begin_of(first), self._ends[self.num_finished - 1])
-        return replace(result, stopped=self._stopped[told], skipped=self._skipped[told])
+        ran = slice(task.begin_of(first), self._ends[self.num_finished - 1])
+        return replace(result, stopped=self._stopped[ran], skipped=self._skipped[ran])
 
     def _run_step(self, number: int, failed: Failures) -> None:
         """Run one step. Adds the positions of the task at which it failed to `failed`."""

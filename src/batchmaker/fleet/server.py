@@ -271,20 +271,20 @@ async def _serve_fleet(
     on_ready: Callable[[list[str], int], None],
     read: Callable[[], Config],
 ) -> bool:
-    loop, told, updates = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    loop, stop_event, updates = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
     def stop() -> None:
-        if told.is_set():  # a second signal: replicas end with this process
+        if stop_event.is_set():  # a second signal: replicas end with this process
             end = threading.Timer(_AT_ONCE_S, os._exit, (1,))
             end.daemon = True
             end.start()
-        told.set()
+        stop_event.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, updates.set)
     server = FleetServer(config, launcher)
-    starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(told.wait())
+    starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(stop_event.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()

@@ -260,8 +260,8 @@ def finish(
     for i in range(len(nodes)):
         most += of_nodes[NUM_EDGES, nodes[i]]
     free = np.empty(most, np.int64)
-    over, places = np.empty(len(nodes), np.int64), np.empty(len(nodes), np.int64)
-    num_free = num_over = 0
+    finished, places = np.empty(len(nodes), np.int64), np.empty(len(nodes), np.int64)
+    num_free = num_finished = 0
     for i in range(len(nodes)):
         node = nodes[i]
         of_nodes[STATE, node] = DONE
@@ -277,9 +277,9 @@ def finish(
         slot = of_nodes[REQUEST, node]
         requests[LEFT, slot] -= 1
         if requests[LEFT, slot] == 0:
-            over[num_over], places[num_over] = slot, i
-            num_over += 1
-    return free[:num_free], over[:num_over], places[:num_over]
+            finished[num_finished], places[num_finished] = slot, i
+            num_finished += 1
+    return free[:num_free], finished[:num_finished], places[:num_finished]
 
 
 @compiled

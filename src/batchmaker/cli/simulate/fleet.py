@@ -56,7 +56,7 @@ class FleetStudy:
 
 def simulate_fleets(study: FleetStudy, ask: Ask, fleet: FleetAsk, json: Path | None, png: Path | None) -> None:
     """Play everything that is asked for, show it and write it."""
-    results, drawn = run_fleets(study, ask, fleet)
+    results, fleets = run_fleets(study, ask, fleet)
     fleet_tables.show(options.out(), results)
     if json is not None:
         options.write_json(json, results)
@@ -65,13 +65,13 @@ def simulate_fleets(study: FleetStudy, ask: Ask, fleet: FleetAsk, json: Path | N
             f"{study.about['workload']}; {study.arrivals} arrivals; costs: {study.about['costs']}; {ask.requests} "
             f"requests; {results[0]['fidelity']}"
         )
-        fleet_tables.draw(png, drawn, f"A fleet of {study.model.name}, simulated", under)
+        fleet_tables.draw(png, fleets, f"A fleet of {study.model.name}, simulated", under)
 
 
 def run_fleets(study: FleetStudy, ask: Ask, fleet: FleetAsk) -> tuple[list[Result], list[tuple[str, FleetRecords]]]:
     """Return the results in the order in which things are given, and the records of the first seed and rate by name."""
     results: list[Result] = []
-    drawn: list[tuple[str, FleetRecords]] = []
+    fleets: list[tuple[str, FleetRecords]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     console = options.err()
     jobs = len(ask.rates) * len(ask.seeds) * len(fleet.sizes) * len(fleet.all_routers)
@@ -83,14 +83,14 @@ def run_fleets(study: FleetStudy, ask: Ask, fleet: FleetAsk) -> tuple[list[Resul
                 for replicas in fleet.sizes:
                     for router in fleet.all_routers:
                         bar.update(task, description=f"{replicas} replicas, {router}")
-                        told = partial(_advance, bar, task, done)
-                        records, fidelity = play(study, fleet, work, router, replicas, seed, told)
+                        progress = partial(_advance, bar, task, done)
+                        records, fidelity = play(study, fleet, work, router, replicas, seed, progress)
                         done += 1
                         given = {"router": router, "replicas": replicas, "rate": rate, "seed": seed}
                         results += _told(study, fleet, records, given, ask.slas_ms, fidelity)
                         if (rate, seed) == (ask.rates[0], ask.seeds[0]):
-                            drawn.append((f"{router}, {replicas}" if len(fleet.sizes) > 1 else router, records))
-    return results, drawn
+                            fleets.append((f"{router}, {replicas}" if len(fleet.sizes) > 1 else router, records))
+    return results, fleets
 
 
 def _advance(bar: Progress, task: TaskID, done: int, share: float) -> None:

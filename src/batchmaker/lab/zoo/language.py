@@ -127,8 +127,8 @@ class DrawStep(nn.Module):
     def forward(self, token: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         *state, seed, step, temperature, top_k, top_p = given
         x, after = self.network.through(token, state)
-        drawn = self.sample(self.network.head(x), seed, step, temperature, top_k, top_p)
-        return drawn, *after, seed, step + 1, temperature, top_k, top_p
+        chosen = self.sample(self.network.head(x), seed, step, temperature, top_k, top_p)
+        return chosen, *after, seed, step + 1, temperature, top_k, top_p
 
 
 @final
@@ -281,8 +281,8 @@ def _chooser(orders: Sequence[Prompt]) -> Callable[[Tensor], Tensor]:
     sampler, steps = Sampler(), iter(range(1 << 62))
 
     def choose(scores: Tensor) -> Tensor:
-        drawn: Tensor = sampler(scores, seed, torch.full_like(seed, next(steps)), temperature, top_k, top_p)
-        return drawn
+        chosen: Tensor = sampler(scores, seed, torch.full_like(seed, next(steps)), temperature, top_k, top_p)
+        return chosen
 
     return choose
 
