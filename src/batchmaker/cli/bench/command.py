@@ -99,12 +99,12 @@ def bench(
     _report(setting, results, json)
 
 
-def _made_for(workload: Workload, model: str, given: dict[str, Any]) -> Model:
-    """Return the built-in model with the sizes of the workload. given: other options."""
+def _made_for(workload: Workload, model: str, model_options: dict[str, Any]) -> Model:
+    """Return the built-in model with the sizes of the workload. model_options: its other options."""
     sizes = {"vocabulary_size": workload.vocabulary_size, **workload.options}
-    for name in given.keys() & {name for name, size in sizes.items() if size is not None}:
+    for name in model_options.keys() & {name for name, size in sizes.items() if size is not None}:
         raise OptionError(f"{name} is that of the requests; leave it out")
-    return options.make_model(model, **sizes, **given)
+    return options.make_model(model, **sizes, **model_options)
 
 
 def _report(setting: Setting, results: list[Result], json: Path | None) -> None:

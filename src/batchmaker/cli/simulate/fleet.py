@@ -86,8 +86,8 @@ def run_fleets(study: FleetStudy, ask: Ask, fleet: FleetAsk) -> tuple[list[Resul
                         progress = partial(_advance, bar, task, done)
                         records, fidelity = play(study, fleet, work, router, replicas, seed, progress)
                         done += 1
-                        given = {"router": router, "replicas": replicas, "rate": rate, "seed": seed}
-                        results += _told(study, fleet, records, given, ask.slas_ms, fidelity)
+                        facts = {"router": router, "replicas": replicas, "rate": rate, "seed": seed}
+                        results += _told(study, fleet, records, facts, ask.slas_ms, fidelity)
                         if (rate, seed) == (ask.rates[0], ask.seeds[0]):
                             fleets.append((f"{router}, {replicas}" if len(fleet.sizes) > 1 else router, records))
     return results, fleets
@@ -101,7 +101,7 @@ def _told(
     study: FleetStudy,
     fleet: FleetAsk,
     records: FleetRecords,
-    given: Mapping[str, Any],
+    facts: Mapping[str, Any],
     slas_ms: Sequence[float],
     fidelity: str,
 ) -> list[Result]:
@@ -109,7 +109,7 @@ def _told(
     about = {**study.about, "fidelity": fidelity, "autoscale": fleet.autoscale, "start_s": fleet.start_s,
              "mean_life_s": fleet.mean_life_s, "chunks": fleet.chunks, "length_error": fleet.length_error}  # fmt: skip
     return [
-        {"model": study.model.name, "policy": study.policy, **given, "sla_ms": sla_ms}
+        {"model": study.model.name, "policy": study.policy, **facts, "sla_ms": sla_ms}
         | asdict(summarise_fleet(records, sla_ms / 1e3))
         | about
         for sla_ms in slas_ms
