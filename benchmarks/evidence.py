@@ -27,8 +27,8 @@ from runs import OLDER, RUNS, Run
 
 sys.path.append(str(ROOT / "papers" / "benchmarks"))  # the papers' figures, and the scripts whose probes are played
 
-from paper_figures import batchmaker, ed_batch, grnn, late_batching, lazybatching  # noqa: E402
-from paper_figures.entry import ABSENT, Figure  # noqa: E402
+from paper_figures import batchmaker, ed_batch, grnn, late_batching, lazybatching
+from paper_figures.entry import ABSENT, Figure
 
 PAGE: Final = ROOT / "papers" / "docs" / "evidence.md"
 PAPERS: Final = (batchmaker, late_batching, lazybatching, ed_batch, grnn)

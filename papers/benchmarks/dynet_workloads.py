@@ -18,8 +18,8 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from dynet_networks import NETWORKS  # noqa: E402
-from dynet_peer import NAMES, measured  # noqa: E402
+from dynet_networks import NETWORKS
+from dynet_peer import NAMES, measured
 
 
 def rates(dy: Any, inputs: dict[str, Any], hiddens: list[int], sizes: list[int], rounds: int) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
     the order of parameters and fields.
     """
     types = get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in types.items() if is_dataclass(kind)}
+    groups = {name: kind for name, kind in types.items() if isinstance(kind, type) and is_dataclass(kind)}
 
     def parameters() -> Iterator[inspect.Parameter]:
         for name, parameter in inspect.signature(command).parameters.items():

@@ -11,8 +11,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import batchmaker
-from batchmaker.cli.imports import collector_paused
 from batchmaker.cli.grouped_options import expanded
+from batchmaker.cli.imports import collector_paused
 from batchmaker.errors import BatchmakerError, OptionError
 from batchmaker.extensions import PAPERS, Command, commands
 

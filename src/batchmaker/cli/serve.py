@@ -104,9 +104,7 @@ def serve(
         "fleet": _given(**asdict(fleet) | {"replicas": _replicas(fleet.replicas)}),
     }
     of_engines = _given(**asdict(engine) | {"deterministic": engine.deterministic or None})
-    others = _given(
-        **asdict(addresses) | {"page": _text(addresses.page)}, versions="all" if all_versions else None
-    )
+    others = _given(**asdict(addresses) | {"page": _text(addresses.page)}, versions="all" if all_versions else None)
     read = partial(_settings, config, models or [], of_engines, sections, others)
     settings = read()
     _warn_of_policies(settings)

@@ -16,9 +16,9 @@ from batchmaker.cli import options
 class AddressOptions:
     """Where the server listens, and the page that it shows."""
 
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen at. Default: 127.0.0.1, this machine only.")
-    ] = None
+    host: Annotated[str | None, typer.Option(help="Address to listen at. Default: 127.0.0.1, this machine only.")] = (
+        None
+    )
     port: Annotated[int | None, typer.Option(help="Port for HTTP; 0 takes any that is free. Default: 8000.")] = None
     grpc_port: Annotated[
         int | None, typer.Option(help="Port for gRPC; 0 takes any that is free. Default: no gRPC.")

@@ -219,9 +219,7 @@ class CellForms:
         other = None if self._unplanned is None else self._unplanned(num_step_inputs)
         if other is None:
             return split_cell(graph, num_step_inputs, self._packer), ()
-        return split_cell(other, num_step_inputs, Packer(fuse=True)), (
-            "not planned in runs: its steps were no faster",
-        )
+        return split_cell(other, num_step_inputs, Packer(fuse=True)), ("not planned in runs: its steps were no faster",)
 
     def recurrence(self, num_step_inputs: int) -> Recurrence | None:
         return None if self._graph is None else find_recurrence(self._graph, num_step_inputs)

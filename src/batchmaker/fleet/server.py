@@ -31,8 +31,8 @@ from batchmaker.server.access.connections import Connections
 from batchmaker.server.access.origins import Origins
 from batchmaker.server.access.request_body import BodyBudget
 from batchmaker.server.config import AuthConfig, Config, FleetConfig, TlsConfig, check_config
-from batchmaker.server.http.middleware import CallMiddleware
 from batchmaker.server.http.listener import HttpListener, http_listener
+from batchmaker.server.http.middleware import CallMiddleware
 from batchmaker.server.http.protocol import limited_protocol
 from batchmaker.server.http.refusals import Refusals
 from batchmaker.server.listening import LAST_ANSWERS_S, LAST_WRITES_S, LOOPBACK, address_of, bind

@@ -84,7 +84,8 @@ def zero_state_specs(module: nn.Module, step_inputs: State, run: nn.Module | Non
     raise ModelError(
         f"{name}: no width found at which its last {num_states} outputs have the rows of its state"
         f"{search.said(step_inputs)}. Return the next state as the last outputs, in the order of the inputs, and "
-        "declare its widths with bm.Cell(module, state=(64, 128)), or give init=, one row for each part, without a batch."
+        "declare its widths with bm.Cell(module, state=(64, 128)), or give init=, one row for each part, without a "
+        "batch."
     )
 
 

@@ -54,7 +54,7 @@ def input_names(module: nn.Module, example_request: Any) -> tuple[str, ...]:
     if wrong or missing or not names:
         raise ModelError(
             f"{name}: forward() takes {', '.join(parameters)}; the example request gives "
-            f"{', '.join([*given, *wrong]) or 'nothing'}. Give a dict by name, a tuple in order, or one tensor."
+            f"{', '.join([*names, *wrong]) or 'nothing'}. Give a dict by name, a tuple in order, or one tensor."
         )
     return tuple(names)
 

@@ -81,6 +81,7 @@ from batchmaker.scheduler.steps import (
     ROWS_WANTED,
     STEERS,
     Places,
+    TaskArrays,
     TaskLimits,
     marked,
     packed,
@@ -228,13 +229,16 @@ def form(addresses: Ints, type_id: int, worker: int, by_age: bool, may_ask: bool
         num_waiting > len(keys), rules[LOOPS_AHEAD] > 0, rules[OWN_TYPE_FOLLOWS] > 0,
     )  # fmt: skip
     first_row, first_lane = pools[ROWS_BEGIN, pool], lanes[LANES_BEGIN, worker, type_id]
-    steps = find_steps(
+    arrays = TaskArrays(
         nodes, subgraphs, state.source, state.source_table, state.reach, state.consumer, state.is_host,
         state.ports[type_id, : types[NUM_PORTS, type_id]],
         state.free_rows[first_row : first_row + pools[NUM_ROWS, pool]],
-        state.occupant[first_lane : first_lane + lanes[NUM_LANES, worker, type_id]], state.lane_tables[type_id], places,
-        limits, seconds, rows_wanted, rows_needed, keys, ranks[: len(keys) if ranked and not by_age else 0],
+        state.occupant[first_lane : first_lane + lanes[NUM_LANES, worker, type_id]], state.lane_tables[type_id],
+        seconds,
     )  # fmt: skip
+    steps = find_steps(
+        arrays, places, limits, rows_wanted, rows_needed, keys, ranks[: len(keys) if ranked and not by_age else 0]
+    )
     task = packed(steps, type_id, worker)
     if steps.num_steps == 0:
         return task

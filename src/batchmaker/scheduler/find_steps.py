@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchmaker.arrays import Flags, Ints
 from batchmaker.compiled import compiled_within
@@ -48,15 +47,16 @@ from batchmaker.scheduler.steps import (
     ENTERING,
     HAS_LANES,
     IS_DENSE,
-    VACATED,
     MAY_STOP,
     NUM_ENDS,
     NUM_FACTS,
     NUM_FLAGS,
     POSITIONS,
     STEERS,
+    VACATED,
     Places,
     Steps,
+    TaskArrays,
     TaskLimits,
 )
 
@@ -376,20 +376,9 @@ def _certain(nodes: Ints, subgraphs: Ints, keys: Ints) -> Ints:
 
 @compiled_within
 def find_steps(
-    nodes: Ints,
-    subgraphs: Ints,
-    source: Ints,
-    source_table: Ints,
-    reach: Ints,
-    consumer: Ints,
-    is_host: Flags,
-    value_ports: Ints,
-    free: Ints,
-    occupant: Ints,
-    lane_tables: Ints,
+    arrays: TaskArrays,
     places: Places,
     limits: TaskLimits,
-    seconds: NDArray[np.float64],
     rows_wanted: int,
     rows_needed: int,
     candidates: Ints,
@@ -397,17 +386,17 @@ def find_steps(
 ) -> Steps:
     """Form the steps of one task and mark their nodes as submitted. Returned arrays are new.
 
-    - is_host: [tables].
-    - value_ports: inputs that some node has fed so far, ascending.
-    - free: [num_free or more] free rows of the type's pool; rows are taken from the end.
-    - occupant: [lanes] of the worker.
-    - reach: see State.
-    - lane_tables: [workers, state inputs].
-    - seconds: [max_batch + 1] duration of a step by its number of rows.
     - rows_wanted, rows_needed: of the result; there are no candidates if they are not 0.
     - candidates: ready nodes that may run on the worker, in the order of their queue.
     - ranks: [candidates] ranks of their requests; empty if all are equal.
     """
+    nodes, subgraphs, source, source_table, reach, consumer, is_host = (
+        arrays.nodes, arrays.subgraphs, arrays.source, arrays.source_table, arrays.reach, arrays.consumer,
+        arrays.is_host,
+    )  # fmt: skip
+    value_ports, free, occupant, lane_tables, seconds = (
+        arrays.value_ports, arrays.free, arrays.occupant, arrays.lane_tables, arrays.seconds
+    )  # fmt: skip
     ranked, plan_rows = len(ranks) > 0, places.plan_rows
     steps_room = min(limits.max_steps, 8)
     ends, flags = np.zeros((NUM_ENDS, steps_room), np.int64), np.zeros((NUM_FLAGS, steps_room), np.int64)

@@ -31,8 +31,8 @@ WAITING, READY, SUBMITTED, DONE = range(4)
 
 # --- subgraphs --------------------------------------------------------------------------------------------------------
 
-(TYPE, HEAD, SIZE, SPAN, EXTERNAL, PIN, IN_FLIGHT, SERIAL, END, OPEN_ENDED, LANE, LANE_WORKER, SUBGRAPH_FIELDS) = (
-    range(13)
+(TYPE, HEAD, SIZE, SPAN, EXTERNAL, PIN, IN_FLIGHT, SERIAL, END, OPEN_ENDED, LANE, LANE_WORKER, SUBGRAPH_FIELDS) = range(
+    13
 )
 """
 - TYPE: its cell type. HEAD: its first node; of a free extent, the next free one. SIZE: its number of nodes. SPAN: how

@@ -34,7 +34,6 @@ from batchmaker.scheduler.steps import (
     AT_SUBGRAPH,
     DONE,
     ENTERING,
-    VACATED,
     MAY_STOP,
     NUM_ENDS,
     NUM_STEPS,
@@ -48,6 +47,7 @@ from batchmaker.scheduler.steps import (
     PART_VACATED,
     POSITIONS,
     STEERS,
+    VACATED,
     part_of,
 )
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from batchmaker.arrays import Ints
+from batchmaker.arrays import Flags, Ints
 from batchmaker.compiled import compiled, compiled_within, number
 
 # First rows of `Steps.at`: facts about each position. The tables and rows of inputs follow.
@@ -24,6 +25,31 @@ NUM_ENDS: Final = 4
 # Rows of `Steps.flags`.
 HAS_LANES, IS_DENSE, MAY_STOP, STEERS = map(number, range(4))
 NUM_FLAGS: Final = 4
+
+
+class TaskArrays(NamedTuple):
+    """The arrays from which the steps of a task are formed. The loops change nodes and subgraphs.
+
+    - nodes to is_host: see State.
+    - value_ports: inputs of the type that some node has fed so far, ascending.
+    - free: [num_free or more] free rows of the type's pool; rows are taken from the end.
+    - occupant: [lanes] of the worker.
+    - lane_tables: [workers, state inputs].
+    - seconds: [max_batch + 1] duration of a step by its number of rows.
+    """
+
+    nodes: Ints
+    subgraphs: Ints
+    source: Ints
+    source_table: Ints
+    reach: Ints
+    consumer: Ints
+    is_host: Flags
+    value_ports: Ints
+    free: Ints
+    occupant: Ints
+    lane_tables: Ints
+    seconds: NDArray[np.float64]
 
 
 class TaskLimits(NamedTuple):

@@ -27,7 +27,7 @@ from batchmaker.graph.work import work_of
 from batchmaker.lab.simulator.fleet.exact import ExactReplicas
 from batchmaker.lab.simulator.fleet.fast import FastReplicas, why_not_fast
 from batchmaker.lab.simulator.fleet.records import FleetRecords, FleetWork
-from batchmaker.lab.simulator.fleet.sizes import Replicas
+from batchmaker.lab.simulator.fleet.replicas import Replicas
 from batchmaker.lab.simulator.fleet.report import summarise_fleet
 from batchmaker.lab.simulator.fleet.run import FleetPlan, simulate_fleet
 from batchmaker.lab.simulator.run import SimulatedDevice

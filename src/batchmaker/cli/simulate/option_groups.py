@@ -28,9 +28,7 @@ class Simulations:
     requests: Annotated[int, typer.Option(min=1, help="Requests of each simulation.")] = 2000
     seed: Annotated[list[int] | None, typer.Option(min=0, help="Of arrivals and requests. Repeat for several.")] = None
     seeds: Annotated[int | None, typer.Option(min=1, help="As --seed 0, 1, ... up to so many.")] = None
-    give_up: Annotated[
-        bool, typer.Option("--give-up", help="Late requests fail; else they are finished late.")
-    ] = False
+    give_up: Annotated[bool, typer.Option("--give-up", help="Late requests fail; else they are finished late.")] = False
 
 
 @final

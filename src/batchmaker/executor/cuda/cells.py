@@ -149,7 +149,12 @@ class DeviceCells:
             if not _hands_on(cell, num_step_inputs):
                 step_inputs = cell.inputs[:num_step_inputs]
                 program = DeviceProgram(
-                    self._place, cell.name, _hoisted(cell), step_inputs, cell.hoisted, _TARGETS_OF_HOISTED,
+                    self._place,
+                    cell.name,
+                    _hoisted(cell),
+                    step_inputs,
+                    cell.hoisted,
+                    _TARGETS_OF_HOISTED,
                     HOISTED_SIZES,
                 )
                 hoisted = HoistedRows(program, cell.hoisted)
@@ -166,9 +171,7 @@ class DeviceCells:
             self._tasks[type_id] = None if found is None else self._task_form(type_id, cell, found, num_step_inputs)
         return self._tasks[type_id]
 
-    def _task_form(
-        self, type_id: TypeId, cell: BoundCell, found: Recurrence, num_step_inputs: int
-    ) -> TaskForm | None:
+    def _task_form(self, type_id: TypeId, cell: BoundCell, found: Recurrence, num_step_inputs: int) -> TaskForm | None:
         most = 2 * self._types[type_id].max_batch  # in a task, new chains may follow chains that end
         sizes = [1]
         while sizes[-1] < most:

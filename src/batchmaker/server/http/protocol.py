@@ -13,8 +13,8 @@ from batchmaker.server.access.connections import Connections
 from batchmaker.server.access.departure import DEPARTURE, Departure
 from batchmaker.server.access.request_body import WHOLE, BodyBudget
 from batchmaker.server.faults import ServiceError
-from batchmaker.server.http.middleware import key_in
 from batchmaker.server.http.joined_writes import JoinedWrites
+from batchmaker.server.http.middleware import key_in
 from batchmaker.server.http.refusals import Refusals
 from batchmaker.server.http.shared_connection import PROTOCOL, SharedConnection
 from batchmaker.server.limits import Limits
