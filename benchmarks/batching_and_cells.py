@@ -34,9 +34,8 @@ from batchmaker.cli.bench.measurement import Bench, BenchPlan
 from batchmaker.cli.bench.report import Setting
 from batchmaker.cli.bench.statistics import percentiles
 from batchmaker.cli.workload import make_workload
-from ed_batch import fill
+from pages import fill, table
 from provenance import CPU_EXECUTOR, ROOT, Result, made_by
-from throughput_page import table
 
 SIZES: Final = {
     "LSTM 128 float32": (128, "float32"), "LSTM 512 float32": (512, "float32"),

@@ -46,7 +46,7 @@ def measure(kind: str, dtype: str, hidden: int, batch: int, seconds: float) -> d
     torch_dtype = getattr(torch, dtype)
     row = ValueSpec((hidden,), dtype)
     module = cell_class(hidden, hidden).to(torch_dtype)
-    bound = bind(module, (row,) * (1 + num_states), name=kind, num_sequence_inputs=1)
+    bound = bind(module, (row,) * (1 + num_states), name=kind, num_step_inputs=1)
     inputs = example_rows(bound.inputs, batch, random=True)
     state = inputs[1:]
     many = example_rows(bound.inputs[:1], batch * HOISTED_STEPS, random=True)

@@ -60,9 +60,8 @@ from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import blueprint
 from batchmaker.policies.auto import AutoPolicy
-from ed_batch import fill
+from pages import fill, table
 from provenance import made_by
-from throughput_page import table
 
 COSTS: Final = Path(__file__).parent / "results" / "default-policy-costs.json"
 OUT: Final = COSTS.with_name("default-policy.json")

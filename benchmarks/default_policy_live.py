@@ -34,9 +34,8 @@ from batchmaker.cli.workload import UNPADDED, make_workload
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.request import Ticket
 from batchmaker.lab.datasets import poisson_arrivals
-from ed_batch import fill
+from pages import fill, table
 from provenance import made_by
-from throughput_page import table
 
 OUT: Final = Path(__file__).parent / "results" / "default-policy-live.json"
 NETWORKS: Final = ("lstm", "seq2seq", "bilstm-tagger", "treelstm-2type", "latticelstm")

@@ -27,10 +27,9 @@ import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
-from ed_batch import fill
 from engine_cost.measuring import interleaved
+from pages import fill, table
 from provenance import CPU_EXECUTOR, ROOT, Result, made_by
-from throughput_page import table
 
 OUT: Final = ROOT / "benchmarks" / "results" / "deterministic.json"
 USUAL, OURS = "usual", "deterministic"

@@ -5,7 +5,7 @@
     python benchmarks/evidence.py --stale    # the commands whose results are of other code than what is here
 
 A result says which code it measures, by a digest of it (`provenance.py`, decision 26). One of other code is refused
-unless `paper_figures/runs.py` lists it as older; then the page says so.
+unless `runs.py` lists it as older; then the page says so.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from ed_batch import fill
+from pages import fill, table
+from provenance import RESULTS, ROOT, digest, is_current, result_path
+from runs import OLDER, RUNS, Run
+
+sys.path.append(str(ROOT / "papers" / "benchmarks"))  # the papers' figures, and the scripts whose probes are played
+
 from paper_figures import batchmaker, ed_batch, grnn, late_batching, lazybatching
-from paper_figures.entry import ABSENT, RESULTS, Figure, Run
-from paper_figures.runs import OLDER, RUNS
-from provenance import ROOT, digest, is_current
-from throughput_page import table
+from paper_figures.entry import ABSENT, Figure
 
 PAGE: Final = ROOT / "papers" / "docs" / "evidence.md"
 PAPERS: Final = (batchmaker, late_batching, lazybatching, ed_batch, grnn)
@@ -49,8 +51,10 @@ def _probe_now(script: str, function: str) -> str:
 
 def read(name: str) -> Any:
     """Return a result file's content, None if it has not been made."""
-    path = RESULTS / name
-    return json.loads(path.read_text("utf-8")) if path.exists() else None
+    try:
+        return json.loads(result_path(name).read_text("utf-8"))
+    except FileNotFoundError:
+        return None
 
 
 def current(run: Run, name: str) -> bool | None:
@@ -63,7 +67,8 @@ def current(run: Run, name: str) -> bool | None:
     if isinstance(found, dict) and "measures" not in found:
         for other in run.results:
             about = read(other) if other != name else None
-            if isinstance(about, dict) and f"benchmarks/results/{name}" in about.get("measures", {}).get("paths", ()):
+            paths = about.get("measures", {}).get("paths", ()) if isinstance(about, dict) else ()
+            if any(path.endswith(f"/results/{name}") for path in paths):
                 return current(run, other)
     is_so = None if found is None else is_current(found)
     if is_so is False and run.probe and "probe" in found["measures"] and name not in OLDER:
@@ -82,17 +87,18 @@ def note_probes() -> None:
     for run in RUNS.values():
         for name in run.results if run.probe else ():
             if current(run, name) and not is_current(found := read(name)):
-                about, text = found["measures"], (RESULTS / name).read_text("utf-8")
+                path, about = result_path(name), found["measures"]
+                text = path.read_text("utf-8")
                 text = re.sub(r',\s*"played_again": "\w+"', "", text)
                 noted = f'"probe": "{about["probe"]}", "played_again": "{digest(about["paths"])}"'
-                (RESULTS / name).write_text(text.replace(f'"probe": "{about["probe"]}"', noted), "utf-8")
+                path.write_text(text.replace(f'"probe": "{about["probe"]}"', noted), "utf-8")
 
 
 def problems() -> list[str]:
     """Return what is wrong with the lists of runs and of older results, and what to do; nothing if all is well."""
     known = {name for run in RUNS.values() for name in run.results}
-    files = {path.name for path in RESULTS.glob("*.json")}
-    said = [f"{name}: no run of paper_figures/runs.py makes it; add one" for name in sorted(files - known)]
+    files = {path.name for folder in RESULTS for path in folder.glob("*.json")}
+    said = [f"{name}: no run of runs.py makes it; add one" for name in sorted(files - known)]
     for run in RUNS.values():
         for name in run.results:
             if name not in files:
@@ -104,7 +110,7 @@ def problems() -> list[str]:
                 said.append(f"{name} was measured with other code than this; run it again (`{run.command}`), or list "
                             "it in OLDER")  # fmt: skip
             if is_so and name in OLDER:
-                said.append(f"{name} is of this code; take it out of OLDER in paper_figures/runs.py")
+                said.append(f"{name} is of this code; take it out of OLDER in runs.py")
     return said
 
 
@@ -174,7 +180,9 @@ def commands_table() -> str:
             "" if load is None else ", load " + (" to ".join(map(str, load)) if isinstance(load, list) else str(load))
         )
         files = ", ".join(
-            f"[{name}](../../benchmarks/results/{name})" for name in run.results if read(name) is not None
+            f"[{name}]({os.path.relpath(result_path(name), PAGE.parent)})"
+            for name in run.results
+            if read(name) is not None
         )
         page = f"[page]({run.page})" if run.page else ""
         where = f"{machine}{load_text}, commit {about.get('commit', '?')}" if facts else ""

@@ -39,7 +39,7 @@ from batchmaker.lab.simulator.costs import step_costs  # noqa: E402
 from batchmaker.lab.simulator.fleet.report import summarise_fleet  # noqa: E402
 from batchmaker.lab.simulator.run import SimulatedDevice  # noqa: E402
 from batchmaker.lab.zoo.blueprint import blueprint  # noqa: E402
-from ed_batch import fill  # noqa: E402
+from pages import fill  # noqa: E402
 from provenance import made_by  # noqa: E402
 
 RESULTS: Final = HERE / "results" / "fleet-simulated-and-real.json"

@@ -51,8 +51,8 @@ from batchmaker.server.access.connections import Connections
 from batchmaker.server.access.origins import Origins
 from batchmaker.server.access.request_body import BodyBudget
 from batchmaker.server.config import Config
-from batchmaker.server.http.gate import Gate
 from batchmaker.server.http.listener import http_listener
+from batchmaker.server.http.middleware import CallMiddleware
 from batchmaker.server.http.protocol import limited_protocol
 from batchmaker.server.limits import Limits
 from batchmaker.server.observe.spans import Spans
@@ -107,9 +107,9 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def gate(spans: Spans) -> Gate:
+def middleware(spans: Spans) -> CallMiddleware:
     """Return the project's handling of all calls, around an echo."""
-    return Gate(echo, KeyRing({}), Origins((), only_this_machine=False), spans, log_access=False)
+    return CallMiddleware(echo, KeyRing({}), Origins((), only_this_machine=False), spans, log_access=False)
 
 
 def apps() -> dict[str, ASGIApp]:
@@ -117,7 +117,7 @@ def apps() -> dict[str, ASGIApp]:
 
     The exporter is the same: spans are made, and a processor that does nothing gets them.
     """
-    found: dict[str, ASGIApp] = {"/none": gate(Spans(enabled=False))}
+    found: dict[str, ASGIApp] = {"/none": middleware(Spans(enabled=False))}
     with contextlib.suppress(ImportError):
         from opentelemetry import trace
         from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
@@ -126,9 +126,9 @@ def apps() -> dict[str, ASGIApp]:
         provider = TracerProvider()
         provider.add_span_processor(SpanProcessor())
         trace.set_tracer_provider(provider)
-        found["/own"] = gate(Spans(enabled=True))
-        found["/library"] = OpenTelemetryMiddleware(gate(Spans(enabled=False)), exclude_spans=["receive", "send"])
-        found["/library-as-it-comes"] = OpenTelemetryMiddleware(gate(Spans(enabled=False)))
+        found["/own"] = middleware(Spans(enabled=True))
+        found["/library"] = OpenTelemetryMiddleware(middleware(Spans(enabled=False)), exclude_spans=["receive", "send"])
+        found["/library-as-it-comes"] = OpenTelemetryMiddleware(middleware(Spans(enabled=False)))
     return found
 
 

@@ -35,12 +35,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import batchmaker as bm
-from ed_batch import fill
 from engine_cost.hand_streams import FRAME, HIDDEN, MOST, Streams, StreamsByHand
 from engine_cost.measuring import say
 from engine_cost.streams import EACH_S, Send, played
+from pages import fill, table
 from provenance import CPU_EXECUTOR, ROOT, Result, made_by
-from throughput_page import table
 
 sys.path.insert(0, str(ROOT / "examples" / "transducer"))
 import transducer

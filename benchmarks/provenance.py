@@ -27,6 +27,8 @@ from batchmaker.cli.bench.report import commit
 from engine_cost.measuring import facts, load_average
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+RESULTS: Final = tuple(ROOT / folder / "results" for folder in ("benchmarks", "papers/benchmarks"))
+"""Of the product's benchmarks, and of those that reproduce papers or measure their systems."""
 Result = dict[str, Any]
 CPU_EXECUTOR: Final = tuple(
     f"src/batchmaker/executor/{name}.py"
@@ -89,6 +91,21 @@ def made_by(measures: Sequence[str], command: str | None = None) -> Result:
         "load_average": load_average(),
         "measures": {"paths": list(measures), "digest": digest(measures)},
     }
+
+
+def command_now(found: Result) -> str:
+    """Return the command that made a result, with its script where that lies now: it may have moved since."""
+    words = found["command"].split(" ")
+    moved = {word for word in words if word.startswith("benchmarks/") and not (ROOT / word).exists()}
+    return " ".join(f"papers/{word}" if word in moved and (ROOT / "papers" / word).exists() else word for word in words)
+
+
+def result_path(name: str) -> Path:
+    """Return where a result file lies. FileNotFoundError if nobody has made it."""
+    found = next((folder / name for folder in RESULTS if (folder / name).exists()), None)
+    if found is None:
+        raise FileNotFoundError(f"no result {name} in {' or '.join(map(str, RESULTS))}")
+    return found
 
 
 def is_current(found: Any) -> bool | None:

@@ -65,7 +65,7 @@ def measure(kind: str, dtype: str, hidden: int, batches: list[int], seconds: flo
     torch_dtype = getattr(torch, dtype)
     module = Words(cell_class(hidden, hidden), hidden).to(torch_dtype).eval()
     inputs = (ValueSpec((), "int64", NUM_TOKENS), *[ValueSpec((hidden,), dtype)] * num_state)
-    cell = bind(module, inputs, name=kind, num_sequence_inputs=1)
+    cell = bind(module, inputs, name=kind, num_step_inputs=1)
     cell.warm_up(default_batch_sizes(max(batches)), HOISTED_SIZES)
     sequence = sequence_class(hidden, hidden).to(torch_dtype)
     loop = cell.loop

@@ -84,7 +84,7 @@ def main() -> None:
         for request in model.examples:
             Unfolding(model, cells, request).start()
         for number, bound in enumerate(cells.bound):
-            if number not in cells.num_sequence_inputs:
+            if number not in cells.num_step_inputs:
                 bound.call(bound.example(1))  # this form is made at its first use
         every += watch.cells
         middle = {key: statistics.median(cell[key] for cell in watch.cells) for key in watch.cells[0]}

@@ -26,12 +26,11 @@ import torch
 from numpy.typing import NDArray
 
 import batchmaker as bm
-from ed_batch import fill
 from engine_cost.hand_decoders import Spoken
 from engine_cost.measuring import Settings, at_rate, interleaved, per_second
 from engine_cost.translators import spelled
+from pages import fill, table
 from provenance import ROOT, Result, made_by
-from throughput_page import table
 
 OUT: Final = ROOT / "benchmarks" / "results" / "short-decoders.json"
 OURS, OTHER = "auto", "cellular"

@@ -56,9 +56,8 @@ from batchmaker.model.unfolding import Unfolding
 from batchmaker.policies.base import CellPolicy
 from batchmaker.scheduler.commands import Command
 from batchmaker.scheduler.events import Event, StepsFinished
-from ed_batch import fill
+from pages import fill, table
 from provenance import ROOT, made_by
-from throughput_page import table
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from ed_batch import fill
-from throughput_page import table
+from pages import fill, table
 
 Result = dict[str, Any]
 SECTION: Final = "overhead"

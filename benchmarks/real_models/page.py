@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import matplotlib
 
-from ed_batch import fill
-from throughput_page import table
+from pages import fill, table
 
 Result = dict[str, Any]
 SECTION: Final = "examples"

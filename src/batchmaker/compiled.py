@@ -162,6 +162,7 @@ class CalledForms:
     def _noting(self, loop: Callable[P, R]) -> Callable[P, R]:
         @wraps(loop)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            """Call the loop. The first call with arguments of these types is noted, if no other loop made it."""
             if self._is_inside:
                 return loop(*args, **kwargs)
             self.seen.setdefault((loop.__module__, loop.__name__, tuple(map(typeof, args))), loop)

@@ -114,10 +114,10 @@ class _Process:
     """A process that learns what is needed, or compiles if nothing is given."""
 
     def __init__(self, needs: Sequence[str] = ()) -> None:
-        told = {"NUMBA_CACHE_DIR": config.CACHE_DIR, "NUMBA_BOUNDSCHECK": config.BOUNDSCHECK}
-        told |= {"NUMBA_DISABLE_JIT": int(bool(needs)), _INSIDE: 1}
-        told |= {"NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": 1}  # of the messages that numba makes for itself
-        environment = {name: str(value) for name, value in told.items() if value is not None}
+        settings = {"NUMBA_CACHE_DIR": config.CACHE_DIR, "NUMBA_BOUNDSCHECK": config.BOUNDSCHECK}
+        settings |= {"NUMBA_DISABLE_JIT": int(bool(needs)), _INSIDE: 1}
+        settings |= {"NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": 1}  # of the messages that numba makes for itself
+        environment = {name: str(value) for name, value in settings.items() if value is not None}
         self._process = subprocess.Popen(
             [sys.executable, "-I", *["-B"] * sys.dont_write_bytecode, "-c", _ENTRY],
             stdin=subprocess.PIPE,

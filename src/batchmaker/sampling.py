@@ -90,6 +90,7 @@ class Temperature(nn.Module):
         self.temperature = float(temperature)
 
     def forward(self, logits: Tensor, temperature: Tensor | None = None) -> Tensor:
+        """Return the scores divided, float32 [n, tokens]. temperature: [n], in place of the module's own."""
         scores = logits.float()
         scores = scores - scores.amax(-1, keepdim=True)
         if temperature is None and self.temperature == 1:
@@ -158,7 +159,8 @@ class Sampler(nn.Module):
         top_k: Tensor | None = None,
         top_p: Tensor | None = None,
     ) -> Tensor:
-        drawn = uniform(seed, step, stream=self.stream)
+        """Return the token of each row, int64 [n]. temperature, top_k, top_p: [n], in place of the module's own."""
+        point = uniform(seed, step, stream=self.stream)
         k, p = self.top_k if top_k is None else top_k, self.top_p if top_p is None else top_p
         scores = self.temperature(logits, temperature)
         if _keeps_all(k, p):
@@ -166,15 +168,15 @@ class Sampler(nn.Module):
         else:  # back in the order of tokens: by likelihood, two that change places for a rounded score change the draw
             order, ranked, _ = _ranked(scores, k, p)
             weights = torch.zeros_like(ranked).scatter(-1, order, ranked)
-        token, total = _drawn(weights, drawn)
+        token, total = _token_at(point, weights)
         return torch.where(total > 0, token.squeeze(-1), logits.argmax(-1))
 
 
-def _drawn(weights: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the token that a number of [0, 1) falls on, [n, 1], and the sum of the weights [n, tokens], [n]."""
+def _token_at(point: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the token that a point of [0, 1) falls on, [n, 1], and the sum of the weights [n, tokens], [n]."""
     sums = weights.cumsum(-1)
     total = sums[:, -1]
-    at = torch.minimum((drawn * total).long(), total - 1)  # a large total is rounded, perhaps up
+    at = torch.minimum((point * total).long(), total - 1)  # a large total is rounded, perhaps up
     place = (sums <= at.unsqueeze(-1)).sum(-1, keepdim=True)
     return place.clamp(max=weights.shape[-1] - 1), total
 

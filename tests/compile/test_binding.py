@@ -37,8 +37,8 @@ def assert_equals_module(bound: BoundCell, module: nn.Module, num_rows: int, tol
         else:
             wanted = flat_outputs(module(*(value.clone() for value in inputs)), "test")
     results = [bound.call(inputs)]
-    if bound.num_sequence_inputs is not None:
-        s = bound.num_sequence_inputs
+    if bound.num_step_inputs is not None:
+        s = bound.num_step_inputs
         hoisted = bound.hoist(inputs[:s])
         assert tuple(tuple(h.shape[1:]) for h in hoisted) == tuple(spec.shape for spec in bound.hoisted)
         results.append(bound.step(hoisted, inputs[s:]))
@@ -167,7 +167,7 @@ cells = pytest.mark.parametrize(
 @cells
 def test_bound_cell_equals_its_module(module: nn.Module, inputs: tuple[ValueSpec, ...], s: int | None) -> None:
     torch.manual_seed(0)
-    bound = bind(module, inputs, name="cell", num_sequence_inputs=s)
+    bound = bind(module, inputs, name="cell", num_step_inputs=s)
     for num_rows in (1, 2, 5, 33):
         assert_equals_module(bound, module, num_rows)
 
@@ -189,7 +189,7 @@ CELL_CLASSES = {"lstm": (nn.LSTMCell, 2), "gru": (nn.GRUCell, 1), "rnn": (nn.RNN
 def test_any_size_of_recurrent_cell_agrees(kind: str, width: int, hidden: int, num_rows: int, bias: bool) -> None:
     cell_class, num_states = CELL_CLASSES[kind]
     module = cell_class(width, hidden, bias=bias)
-    bound = bind(module, rows(width, *[hidden] * num_states), name=kind, num_sequence_inputs=1)
+    bound = bind(module, rows(width, *[hidden] * num_states), name=kind, num_step_inputs=1)
     assert_equals_module(bound, module, num_rows)
 
 
@@ -201,7 +201,7 @@ def test_bfloat16_cells_are_as_close_to_float32_as_bfloat16_allows(kind: str, hi
     cell_class, num_states = CELL_CLASSES[kind]
     module = cell_class(8, hidden).to(torch.bfloat16)
     specs = rows(8, *[hidden] * num_states, dtype="bfloat16")
-    bound = bind(module, specs, name=kind, num_sequence_inputs=1)
+    bound = bind(module, specs, name=kind, num_step_inputs=1)
     inputs = batch_of(bound.inputs, num_rows)
     exact = cell_class(8, hidden)
     exact.load_state_dict(module.state_dict())
@@ -215,7 +215,7 @@ def test_bfloat16_cells_are_as_close_to_float32_as_bfloat16_allows(kind: str, hi
 
 
 def test_projection_of_words_is_a_table_and_tokens_are_handed_on() -> None:
-    bound = bind(Words(num_tokens=20), (TOKEN, *rows(16, 16)), name="words", num_sequence_inputs=1)
+    bound = bind(Words(num_tokens=20), (TOKEN, *rows(16, 16)), name="words", num_step_inputs=1)
     assert bound.inputs[0].num_tokens == 20
     assert bound.hoisted == (TOKEN,)
     assert any("folded" in note for note in bound.notes)
@@ -225,7 +225,7 @@ def test_projection_of_words_is_a_table_and_tokens_are_handed_on() -> None:
 
 def test_table_over_the_limit_is_not_made_and_the_projection_is_hoisted() -> None:
     module = Words(num_tokens=20)
-    bound = bind(module, (TOKEN, *rows(16, 16)), name="words", num_sequence_inputs=1, fold_bytes=1000)
+    bound = bind(module, (TOKEN, *rows(16, 16)), name="words", num_step_inputs=1, fold_bytes=1000)
     assert any("not folded" in note for note in bound.notes)
     assert [spec.shape for spec in bound.hoisted] == [(64,)]
     assert_equals_module(bound, module, 5)
@@ -253,7 +253,7 @@ def test_decoder_folds_its_word_and_hoists_its_context() -> None:
 
 
 def test_untraceable_module_runs_as_it_is_and_says_why() -> None:
-    bound = bind(Untraceable(), rows(4, 8), name="branchy", num_sequence_inputs=1)
+    bound = bind(Untraceable(), rows(4, 8), name="branchy", num_step_inputs=1)
     assert bound.notes[0].startswith("left as it is: torch.export failed")
     assert bound.hoisted == rows(4)
 
@@ -287,8 +287,8 @@ def test_in_place_arithmetic_inside_a_module_is_traced() -> None:
 def test_saved_graph_binds_to_the_same_type_as_its_module() -> None:
     module = nn.LSTMCell(4, 8)
     specs = rows(4, 8, 8)
-    from_graph = bind(export_cell(module, specs), specs, name="saved", num_sequence_inputs=1)
-    from_module = bind(module, specs, name="live", num_sequence_inputs=1)
+    from_graph = bind(export_cell(module, specs), specs, name="saved", num_step_inputs=1)
+    from_module = bind(module, specs, name="live", num_step_inputs=1)
     assert from_graph.identity == from_module.identity
     assert hash(from_graph.identity) == hash(from_module.identity)
     assert_equals_module(from_graph, module, 3)
@@ -379,7 +379,7 @@ class Nothing(nn.Module):
         (nn.Linear(4, 4), rows(4, 4), None, ModelError, "takes 1 inputs, got 2"),
         (Raising(), rows(4), None, ModelError, "one value for each argument"),
         (nn.Linear(4, 4), (ValueSpec((4,), "float31"),), None, ModelError, "dtype 'float31' is not known"),
-        (nn.GRUCell(4, 8), rows(4, 8), 3, ModelError, "got 3 sequence inputs, expected 0 to 2"),
+        (nn.GRUCell(4, 8), rows(4, 8), 3, ModelError, "got 3 step inputs, expected 0 to 2"),
         (nn.GRUCell(4, 8), rows(4, 8), 0, ModelError, "2 inputs are state but it returns 1"),
         (nn.Linear(4, 5), rows(4), 0, ModelError, "Return the next state as the last outputs"),
     ],
@@ -388,7 +388,7 @@ def test_wrong_cells_are_refused(
     module: nn.Module, inputs: tuple[ValueSpec, ...], s: int | None, error: type[ModelError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        bind(module, inputs, name="wrong", num_sequence_inputs=s)
+        bind(module, inputs, name="wrong", num_step_inputs=s)
 
 
 def test_hoist_and_step_need_a_split() -> None:

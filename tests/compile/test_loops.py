@@ -57,7 +57,7 @@ def bound(module: nn.Module, given: tuple[ValueSpec, ...], num_state: int, **opt
     dtype = options.pop("dtype", "float32")
     module = module.to(getattr(torch, dtype)).eval()
     return bind(
-        module, (*given, *[ValueSpec((HIDDEN,), dtype)] * num_state), name="cell", num_sequence_inputs=len(given),
+        module, (*given, *[ValueSpec((HIDDEN,), dtype)] * num_state), name="cell", num_step_inputs=len(given),
         **options,
     )  # fmt: skip
 

@@ -203,9 +203,9 @@ class Recurrent(nn.Module):
 def bound_recurrent(monkeypatch, module: nn.Module, in_runs: int):
     """The module planned in passes, and cut for runs as it is (0) or planned (1)."""
     monkeypatch.setattr("batchmaker_papers.planner.plan.fastest", lambda ways: len(ways) - 2)
-    monkeypatch.setattr("batchmaker_papers.planner.in_runs.fastest_in_runs", lambda ways, num_sequence_inputs: in_runs)
+    monkeypatch.setattr("batchmaker_papers.planner.in_runs.fastest_in_runs", lambda ways, num_step_inputs: in_runs)
     specs = tuple(ValueSpec((width,), "float32") for width in (6, 8, 8, 8))
-    return bind(module.eval(), specs, name="recurrent", num_sequence_inputs=1, planner=planner)
+    return bind(module.eval(), specs, name="recurrent", num_step_inputs=1, planner=planner)
 
 
 @pytest.mark.parametrize("in_runs", [0, 1])

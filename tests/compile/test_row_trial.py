@@ -306,7 +306,7 @@ class Hoisted(nn.Module):
 
 
 def test_a_form_that_would_give_other_numbers_is_not_used() -> None:
-    bound = bind(Hoisted(), ROW * 2, name="chain", num_sequence_inputs=1, trial=TrialRows(batch_sizes=(1,)))
+    bound = bind(Hoisted(), ROW * 2, name="chain", num_step_inputs=1, trial=TrialRows(batch_sizes=(1,)))
     assert any("left as it is" in note for note in bound.notes)
     x, h = torch.randn(3, 4), torch.zeros(1, 4)
     hoisted = bound.hoist((x,))

@@ -28,15 +28,15 @@ def spec(dtype: str, *shape: int) -> ValueSpec:
     return ValueSpec(shape, dtype)
 
 
-def bound(module: nn.Module, *inputs: ValueSpec, num_sequence_inputs: int = 0) -> BoundCell:
+def bound(module: nn.Module, *inputs: ValueSpec, num_step_inputs: int = 0) -> BoundCell:
     torch.manual_seed(0)
     for weight in module.parameters():
         nn.init.normal_(weight, std=0.5)
-    return bind(module.eval(), inputs, name="cell", num_sequence_inputs=num_sequence_inputs)
+    return bind(module.eval(), inputs, name="cell", num_step_inputs=num_step_inputs)
 
 
 def loop_of(cell: BoundCell) -> StateLoop | None:
-    count = cell.num_sequence_inputs or 0
+    count = cell.num_step_inputs or 0
     return cell._forms.state_loop(cell._need_split(), cell.inputs[count:], cell.outputs, count)
 
 

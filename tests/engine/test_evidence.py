@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmark_scripts import ROOT, imported
 
 
 @pytest.fixture(scope="module")
 def scripts():
-    before = set(sys.modules)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield {name: importlib.import_module(name) for name in ("evidence", "provenance", "curves", "curve_cases")}
-    for name in set(sys.modules) - before:
-        if str(ROOT / "benchmarks") in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    with imported("evidence", "provenance", "runs") as found:
+        yield found
 
 
 # --- what a result is of ---------------------------------------------------------------------------------------------
@@ -89,9 +80,10 @@ def test_a_declared_path_that_is_gone_is_an_error_and_its_result_is_not_current(
 @pytest.fixture
 def one_result(scripts, tmp_path, monkeypatch):
     """A folder of results with one run; a function writes its result."""
-    evidence, entry = scripts["evidence"], sys.modules["paper_figures.entry"]
-    monkeypatch.setattr(evidence, "RESULTS", tmp_path)
-    monkeypatch.setattr(evidence, "RUNS", {"one": entry.Run("one", "python one.py", ("one.json",), 1)})
+    evidence, runs = scripts["evidence"], scripts["runs"]
+    for module in (evidence, scripts["provenance"]):
+        monkeypatch.setattr(module, "RESULTS", (tmp_path,))
+    monkeypatch.setattr(evidence, "RUNS", {"one": runs.Run("one", "python one.py", ("one.json",), 1)})
     monkeypatch.setattr(evidence, "OLDER", frozenset())
     return lambda content: (tmp_path / "one.json").write_text(json.dumps(content))
 
@@ -116,8 +108,8 @@ def test_a_result_of_this_code_is_not_listed_as_older(scripts, one_result, monke
 
 
 def test_a_simulation_that_comes_out_the_same_is_of_this_code(scripts, one_result, monkeypatch):
-    evidence, entry = scripts["evidence"], sys.modules["paper_figures.entry"]
-    run = entry.Run("one-run", "python one_run.py", ("one.json",), 1, probe="probe")
+    evidence, runs = scripts["evidence"], scripts["runs"]
+    run = runs.Run("one-run", "python one_run.py", ("one.json",), 1, probe="probe")
     monkeypatch.setattr(evidence, "RUNS", {"one": run})
     monkeypatch.setattr(
         evidence, "_probe_now", lambda script, function: {("one_run", "probe"): "played"}[script, function]
@@ -128,9 +120,9 @@ def test_a_simulation_that_comes_out_the_same_is_of_this_code(scripts, one_resul
 
 
 def test_a_simulation_is_played_again_once_for_each_state_of_the_code(scripts, one_result, monkeypatch):
-    evidence, entry, played = scripts["evidence"], sys.modules["paper_figures.entry"], []
+    evidence, runs, played = scripts["evidence"], scripts["runs"], []
     monkeypatch.setattr(
-        evidence, "RUNS", {"one": entry.Run("one-run", "python one_run.py", ("one.json",), 1, probe="probe")}
+        evidence, "RUNS", {"one": runs.Run("one-run", "python one_run.py", ("one.json",), 1, probe="probe")}
     )
     monkeypatch.setattr(evidence, "_probe_now", lambda *_: played.append(1) or "played")
     about = {"paths": ["benchmarks/evidence.py"], "digest": "of other code", "probe": "played"}
@@ -141,6 +133,21 @@ def test_a_simulation_is_played_again_once_for_each_state_of_the_code(scripts, o
     assert evidence.problems() == []
     assert evidence.read("one.json")["measures"]["played_again"] == scripts["provenance"].digest(about["paths"])
     assert not played
+
+
+def test_a_result_names_the_command_that_makes_it_now(scripts):
+    command_now = scripts["provenance"].command_now
+    moved = command_now({"command": "python benchmarks/curves.py --jobs 2"})
+    assert moved == "python papers/benchmarks/curves.py --jobs 2"
+    for same in ("python benchmarks/fleet.py", "python papers/benchmarks/npu.py", "python benchmarks/gone.py"):
+        assert command_now({"command": same}) == same
+
+
+def test_every_result_has_one_place_beside_the_script_that_makes_it(scripts):
+    for run in scripts["runs"].RUNS.values():
+        script = re.search(r"(?:papers/)?benchmarks/", run.command)[0]
+        for name in run.results:
+            assert scripts["provenance"].result_path(name).parent == ROOT / script / "results"
 
 
 def test_a_result_that_nobody_makes_is_named(scripts, one_result, tmp_path):
@@ -197,49 +204,9 @@ def test_the_page_is_what_the_results_say(scripts):
     assert scripts["evidence"].is_fresh(scripts["evidence"].PAGE), "run python benchmarks/evidence.py"
 
 
-# --- curves ----------------------------------------------------------------------------------------------------------
-
-
-def test_an_interval_is_student_s_over_seeds(scripts):
-    middle, half = scripts["curves"].interval([1.0, 2.0, 3.0])
-    assert (middle, half) == (2.0, pytest.approx(4.303 / 3**0.5))
-
-
-def test_a_closed_batch_of_graphs_takes_whoever_waits(scripts):
-    records = scripts["curve_cases"].closed([None] * 3, np.array([0.0, 0.5, 0.6]), len)
-    assert records.started_s.tolist() == [0.0, 1.0, 1.0]
-    assert records.finished_s.tolist() == [1.0, 3.0, 3.0]
-
-
-def test_the_treebank_s_trees_come_from_the_data(scripts, tmp_path):
-    cases = scripts["curve_cases"]
-    (tmp_path / "sst").mkdir()
-    (tmp_path / "sst" / "train.txt").write_text("(3 (2 It) (3 works))\n")
-    case = cases.with_data(cases.CASES["treebank"], str(tmp_path))
-    assert {request.graph.num_nodes for request in cases.drawn(case, 3, seed=0)} == {3}
-    assert cases.with_data(cases.CASES["trees"], str(tmp_path)) is cases.CASES["trees"]
-
-
-def test_dynet_takes_its_better_strategy_at_each_size(scripts):
-    rows = [{"workload": "treelstm", "size": size, "per_s": rate} for size, rate in ((1, 1.0), (1, 2.0), (3, 3.0))]
-    assert scripts["curves"].dynet_seconds(rows, 3) == [0.0, 0.5, 0.75, 1.0]
-
-
-def test_a_simulated_line_is_summed_up_over_seeds(scripts):
-    curves, cases = scripts["curves"], scripts["curve_cases"]
-    case = cases.CASES["lstm-64"]
-    jobs = [job for job in curves.jobs_of(case, seeds=2, quick=True, dynet=False) if job.load == 0.1]
-    found = curves.summed_up(case, [curves.play(job, None) for job in jobs])
-    assert [point["way"] for point in found["points"]] == ["cellular", "padded, width 10"]
-    for point in found["points"]:
-        assert point["p50_ms"][0] <= point["p90_ms"][0] <= point["p99_ms"][0]
-        assert point["seeds"] == 2
-    assert "| cellular |" in curves.case_table(found)
-
-
 def test_every_command_behind_a_figure_of_the_papers_that_needs_no_gpu_has_a_quick_run(scripts):
     evidence = scripts["evidence"]
     used = {figure.run for paper in evidence.PAPERS for figure in paper.FIGURES if figure.run} - {"gpu"}
-    files = {name: re.search(r"benchmarks/\w+\.(?:py|sh)", evidence.RUNS[name].command) for name in used}
+    files = {name: re.search(r"(?:papers/)?benchmarks/\w+\.(?:py|sh)", evidence.RUNS[name].command) for name in used}
     taken = re.compile(r'add_argument\("--quick"|= --quick \]')  # in Python; in a shell script
     assert not [name for name, file in files.items() if file is None or not taken.search((ROOT / file[0]).read_text())]

@@ -54,8 +54,8 @@ class Sorted(nn.Module):
         return (x + h).sort(-1)[0]
 
 
-def bound(module: nn.Module, *inputs: ValueSpec, num_sequence: int | None = None) -> BoundCell:
-    return bind(module.eval(), inputs, name="cell", num_sequence_inputs=num_sequence)
+def bound(module: nn.Module, *inputs: ValueSpec, num_step_inputs: int | None = None) -> BoundCell:
+    return bind(module.eval(), inputs, name="cell", num_step_inputs=num_step_inputs)
 
 
 def measured(cell: BoundCell, faster: list[bool]) -> BoundCell:
@@ -72,7 +72,7 @@ def test_a_module_that_cannot_be_traced_runs_as_it_is_and_says_why() -> None:
 
 
 def test_a_chain_that_is_no_recurrent_layer_runs_as_a_program() -> None:
-    form = run_form(bound(Sorted(), ROW, ROW, num_sequence=1))
+    form = run_form(bound(Sorted(), ROW, ROW, num_step_inputs=1))
     assert (form.form, form.until) == (PROGRAM, "")
     assert "no compiled loop: a step is not that of one LSTM, GRU or RNN" in form.why
 
@@ -94,7 +94,7 @@ def test_single_nodes_without_a_loop_run_as_a_program() -> None:
 def test_a_recurrent_layer_runs_in_a_loop_where_that_was_measured_to_be_faster(
     faster: list[bool], form: str, why: str
 ) -> None:
-    found = run_form(measured(bound(nn.GRUCell(SIZE, SIZE), ROW, ROW, num_sequence=1), faster))
+    found = run_form(measured(bound(nn.GRUCell(SIZE, SIZE), ROW, ROW, num_step_inputs=1), faster))
     assert found.form == form
     assert why in found.why
     assert bool(why) == bool(found.why)
@@ -102,7 +102,7 @@ def test_a_recurrent_layer_runs_in_a_loop_where_that_was_measured_to_be_faster(
 
 @needs_loops
 def test_weights_for_which_there_is_no_loop_are_named() -> None:
-    cell = bound(nn.GRUCell(SIZE, SIZE).double(), *[ValueSpec((SIZE,), "float64")] * 2, num_sequence=1)
+    cell = bound(nn.GRUCell(SIZE, SIZE).double(), *[ValueSpec((SIZE,), "float64")] * 2, num_step_inputs=1)
     assert run_form(cell).why == "no compiled loop for recurrent weights of float64 here"
 
 
@@ -117,7 +117,7 @@ def test_weights_for_which_there_is_no_loop_are_named() -> None:
      ({LAMBDA, AT_ITS_LENGTH}, LOOP, f"step by step if it is {LAMBDA}")],
 )  # fmt: skip
 def test_loops_that_end_at_a_value_say_whether_it_is_tested_in_the_loop(ends: set[str], form: str, until: str) -> None:
-    cell = measured(bound(Greedy(), TOKEN, ROW, num_sequence=0), [True] * 9)
+    cell = measured(bound(Greedy(), TOKEN, ROW, num_step_inputs=0), [True] * 9)
     found = run_form(cell, frozenset(ends))
     assert found.form == form
     assert found.until.startswith(until)
@@ -126,7 +126,7 @@ def test_loops_that_end_at_a_value_say_whether_it_is_tested_in_the_loop(ends: se
 
 @needs_loops
 def test_a_loop_of_a_plain_recurrent_layer_is_tested_between_its_steps() -> None:
-    cell = measured(bound(nn.GRUCell(SIZE, SIZE), ROW, ROW, num_sequence=1), [True] * 9)
+    cell = measured(bound(nn.GRUCell(SIZE, SIZE), ROW, ROW, num_step_inputs=1), [True] * 9)
     found = run_form(cell, frozenset({A_NUMBER}))
     assert found.form == PROGRAM
     assert found.until.startswith("step by step: the compiled loop of a recurrent layer tests nothing")

@@ -49,7 +49,7 @@ def bound(module: nn.Module, kind: str, *, last: bool = False, dtype: str = "flo
     token, h = ValueSpec((), "int64", TOKENS), ValueSpec((HIDDEN,), dtype)
     state = (h, h) if kind == "lstm" else (h,)
     inputs = (*state, token) if last else (token, *state)
-    return bind(module.eval(), inputs, name="speak", num_sequence_inputs=0)
+    return bind(module.eval(), inputs, name="speak", num_step_inputs=0)
 
 
 def greedy_loop(cell: BoundCell) -> GreedyLoop:
@@ -156,7 +156,7 @@ def test_the_first_of_the_best_tokens_is_chosen() -> None:
     speaker = Speaker("gru", bias=False)
     cell = bound(speaker, "gru")
     speaker.out.weight.data[:] = speaker.out.weight.data[:1]
-    cell = bind(speaker, cell.inputs, name="speak", num_sequence_inputs=0)
+    cell = bind(speaker, cell.inputs, name="speak", num_step_inputs=0)
     task, nodes, _kept = task_of(greedy_loop(cell), [3], [3], last=False)
     assert greedy_loop(cell).run(task, nodes, None) is not None
     assert task.fetched[0].tolist() == [0, 0, 0]

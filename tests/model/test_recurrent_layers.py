@@ -179,7 +179,7 @@ def test_each_layer_and_direction_becomes_a_loop_with_its_input_projection_hoist
     loops = {
         cell.name: registry.bound[cell.type_id].split(count).loop
         for cell in registry.types
-        if (count := registry.num_sequence_inputs.get(cell.type_id)) is not None
+        if (count := registry.num_step_inputs.get(cell.type_id)) is not None
     }
     layers = [f"l{layer}{way}" for layer in range(module.num_layers) for way in model.directions]
     assert sorted(loops) == sorted(layers)

@@ -177,7 +177,7 @@ def test_a_cell_that_is_run_and_looped_is_bound_once() -> None:
     )
     assert registry.types == found == [cell, loop]
     assert registry.bound[cell.type_id] is registry.bound[loop.type_id]
-    assert registry.num_sequence_inputs == {cell.type_id: 1, loop.type_id: 0}
+    assert registry.num_step_inputs == {cell.type_id: 1, loop.type_id: 0}
     assert registry.known(step) is cell
     assert registry.types_of(step) == [cell]
     twin = bm.Cell(step.module, name="twin")
@@ -189,7 +189,7 @@ def test_a_cell_without_room_for_its_state_is_not_noted_as_run() -> None:
     cell = registry.learn(bm.Cell(nn.GRUCell(3, 4), name="gru"), rows(3, 4))
     with pytest.raises(ModelError, match="'gru'"):
         registry.in_runs(cell, 0)
-    assert registry.num_sequence_inputs == {}
+    assert registry.num_step_inputs == {}
 
 
 def test_zero_state_is_what_the_cell_declares_or_its_module_tells() -> None:

@@ -20,7 +20,7 @@ from batchmaker.scheduler.layout import (
     PLACES,
     RANK,
     REQUEST,
-    SEQUENCE,
+    SERIAL,
     SUBGRAPH,
 )
 from batchmaker.scheduler.priorities import Priorities
@@ -54,7 +54,7 @@ class Queue:
         arena.fit_queues()
         self.nodes = np.arange(len(ranks))
         arena.nodes[REQUEST, self.nodes] = arena.nodes[SUBGRAPH, self.nodes] = self.nodes
-        arena.subgraphs[SEQUENCE, self.nodes] = self.nodes
+        arena.subgraphs[SERIAL, self.nodes] = self.nodes
         arena.subgraphs[PIN, self.nodes] = NOWHERE
         arena.requests[RANK, self.nodes] = ranks
         arena.counts[NUM_RANKED] = np.count_nonzero(ranks)
@@ -133,7 +133,7 @@ def test_after_ranks_and_numbers_have_changed_the_queue_is_in_the_new_order(befo
     queue.ranks = data.draw(st.lists(st.integers(-1, 2), min_size=len(before), max_size=len(before)))
     arena = queue.arena
     arena.requests[RANK, queue.nodes] = queue.ranks
-    arena.subgraphs[SEQUENCE, queue.nodes] = 3 * queue.nodes + 7
+    arena.subgraphs[SERIAL, queue.nodes] = 3 * queue.nodes + 7
     order_again(arena.nodes, arena.subgraphs, arena.requests, arena.types, arena.queue)
     assert queue.waiting() == queue.in_order(queue.nodes.tolist())
     assert (arena.ready_keys(TYPE) >> NODE_BITS).tolist() == [3 * node + 7 for node in queue.waiting()]

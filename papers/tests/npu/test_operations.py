@@ -219,7 +219,7 @@ def test_a_model_is_unfolded_without_being_bound():
     operations = registry_operations(registry)
     assert operations["embed"] == (Streamed(8),)
     assert kinds(operations["step"], SharedGemm) == [SharedGemm(1, 16, 64), SharedGemm(1, 8, 64)]
-    assert list(registry.num_sequence_inputs.values()) == [1]
+    assert list(registry.num_step_inputs.values()) == [1]
 
 
 def test_bound_cells_have_the_operations_of_their_modules():

@@ -300,10 +300,10 @@ class Tagger(nn.Module):
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_are_folded_and_states_stepped_in_a_planned_cell(monkeypatch, way):
     monkeypatch.setattr("batchmaker_papers.planner.plan.fastest", lambda ways: way)
-    monkeypatch.setattr("batchmaker_papers.planner.in_runs.fastest_in_runs", lambda ways, num_sequence_inputs: 1)
+    monkeypatch.setattr("batchmaker_papers.planner.in_runs.fastest_in_runs", lambda ways, num_step_inputs: 1)
     module = Tagger().eval()
     inputs = (ValueSpec((), "int64"), *rows(8, 8))
-    bound = bind(module, inputs, name="tagger", num_sequence_inputs=1, planner=planner)
+    bound = bind(module, inputs, name="tagger", num_step_inputs=1, planner=planner)
     assert "lstm_cell cut into input projection and step" in bound.notes
     assert any("folded" in note for note in bound.notes)
     _, h, c = example_rows(bound.inputs, 7, random=True)

@@ -69,8 +69,8 @@ def forms_in(registry: CellRegistry) -> list[str]:
     """Say of every bound cell in which form an engine runs it, and why in no faster one."""
     said = []
     for cell, bound in zip(registry.types, registry.bound, strict=True):
-        num_sequence = registry.num_sequence_inputs.get(cell.type_id)
-        form = run_form(bound if num_sequence is None else bound.split(num_sequence))
+        num_step_inputs = registry.num_step_inputs.get(cell.type_id)
+        form = run_form(bound if num_step_inputs is None else bound.split(num_step_inputs))
         said.append(f"an engine runs it as {form.form}{f' ({form.why})' if form.why else ''}")
     return said
 
@@ -92,27 +92,27 @@ def measured_cells(registry: CellRegistry, sizes: Sequence[int], seconds: float,
 def _measured(
     registry: CellRegistry, cell: CellType, bound: BoundCell, sizes: Sequence[int], seconds: float
 ) -> CellLatency:
-    num_sequence = registry.num_sequence_inputs.get(cell.type_id)
+    num_step_inputs = registry.num_step_inputs.get(cell.type_id)
     console = options.err()
     shown = track(sizes, cell.name, console=console, transient=True, disable=not console.is_terminal)
-    times = [_step_s(bound, size, num_sequence, seconds) for size in shown]
+    times = [_step_s(bound, size, num_step_inputs, seconds) for size in shown]
     return CellLatency(cell.name, tuple(sizes), tuple(middle for middle, _ in times), tuple(high for _, high in times))
 
 
-def _step_s(bound: BoundCell, size: int, num_sequence: int | None, seconds: float) -> tuple[float, float]:
+def _step_s(bound: BoundCell, size: int, num_step_inputs: int | None, seconds: float) -> tuple[float, float]:
     """Return median and 95th percentile of a step as in the engine.
 
     The state-independent part is computed for several steps at once.
     """
-    if num_sequence is None:
+    if num_step_inputs is None:
         inputs = example_rows(bound.inputs, size, random=True)
         return _median_and_p95(lambda: bound.call(inputs), seconds)
-    split = bound.split(num_sequence)
-    state = example_rows(bound.inputs[num_sequence:], size, random=True)
-    given = example_rows(bound.inputs[:num_sequence], size * STEPS_PER_TASK, random=True)
+    split = bound.split(num_step_inputs)
+    state = example_rows(bound.inputs[num_step_inputs:], size, random=True)
+    given = example_rows(bound.inputs[:num_step_inputs], size * STEPS_PER_TASK, random=True)
     hoisted = split.hoist(tuple(value[:size] for value in given))
     step = _median_and_p95(lambda: split.step(hoisted, state), seconds)
-    if not num_sequence:
+    if not num_step_inputs:
         return step
     shared = _median_and_p95(lambda: split.hoist(given), seconds / 4)
     return step[0] + shared[0] / STEPS_PER_TASK, step[1] + shared[1] / STEPS_PER_TASK

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import batchmaker
+from batchmaker.cli.grouped_options import expanded
 from batchmaker.cli.imports import collector_paused
 from batchmaker.errors import BatchmakerError, OptionError
 from batchmaker.extensions import PAPERS, Command, commands
@@ -70,7 +71,7 @@ class _Commands(TyperGroup):
         with collector_paused():
             module = importlib.import_module(command.module)
         one = typer.Typer(rich_markup_mode="rich", add_completion=False, pretty_exceptions_enable=False)
-        one.command(name=cmd_name, context_settings=_HELP)(getattr(module, command.function))
+        one.command(name=cmd_name, context_settings=_HELP)(expanded(getattr(module, command.function)))
         return typer.main.get_command(one)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

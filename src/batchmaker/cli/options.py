@@ -58,12 +58,12 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, requests and ar
 def make_model(name: str, **options: Any) -> Model:
     """Return a built-in model; options that are None keep their defaults. OptionError for an unknown option."""
     known = zoo.option_names(name)
-    given = {option: value for option, value in options.items() if value is not None}
-    for option in given:
+    values = {option: value for option, value in options.items() if value is not None}
+    for option in values:
         if option not in known:
             flag = option.replace("_", "-")
             raise OptionError(f"model {name!r} has no option --{flag}; it has {', '.join(known)}")
-    return zoo.make(name, **given)
+    return zoo.make(name, **values)
 
 
 def parse_json(line: str) -> Any:

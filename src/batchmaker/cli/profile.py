@@ -105,11 +105,11 @@ def profile(
     threads = threads or default_threads()
     read = [] if requests is None else [(f"{requests}, line {line}", one) for line, one in read_requests(requests)]
     if isinstance(named, BuiltIn):
-        given = {"seed": seed, **named.options}
-        built = options.make_model(name, **given)
+        model_options = {"seed": seed, **named.options}
+        built = options.make_model(name, **model_options)
         registry = used_registry(built, read, threads) if read else bound_registry(built)
-        width, layers = given.get("hidden") or options.width_of(name), given.get("layers")
-        dtype = given.get("dtype", options.DTYPE)
+        width, layers = model_options.get("hidden") or options.width_of(name), model_options.get("layers")
+        dtype = model_options.get("dtype", options.DTYPE)
     else:
         built = one_model(named)
         registry = _of_own(built, read, threads, overhead=overhead)

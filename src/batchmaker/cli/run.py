@@ -113,11 +113,11 @@ def _model_and_requests(
         raise DataError(f"{source}: there is nothing in this file; expected one request a line.")
     if not isinstance(named, BuiltIn):
         return one_model(named), numbered, options.parse_json, plain
-    model, given = named.network, {"seed": seed, **named.options}
+    model, model_options = named.network, {"seed": seed, **named.options}
     if model in STRUCTURED and not numbered[0][1].lstrip().startswith("{"):
-        built, numbered = _data_file(model, source, given)
+        built, numbered = _data_file(model, source, model_options)
         return built, numbered, _as_it_is, plain
-    built, encode, show = _built_in(model, [line for _, line in numbered], given)
+    built, encode, show = _built_in(model, [line for _, line in numbered], model_options)
     return built, numbered, encode, show
 
 
@@ -133,42 +133,42 @@ def _report(answers: _Answers, num_requests: int, output: Path) -> None:
         raise typer.Exit(1)
 
 
-def _built_in(name: str, lines: list[str], given: dict[str, Any]) -> tuple[Model, Encode, Show]:
+def _built_in(name: str, lines: list[str], model_options: dict[str, Any]) -> tuple[Model, Encode, Show]:
     """Return the model, the conversion of lines to requests, and the JSON form of results. The words are the file's."""
-    options.check_model(name, **given)
+    options.check_model(name, **model_options)
     if "vocabulary_size" not in zoo.option_names(name) or name in SPEECH:
-        return options.make_model(name, **given), _parse_array, plain
+        return options.make_model(name, **model_options), _parse_array, plain
     if name in STRUCTURED or name == DEPENDENCIES:
-        return options.make_model(name, **given), options.parse_json, plain
-    _refuse(given, FOUND_IN_FILES[:1])
+        return options.make_model(name, **model_options), options.parse_json, plain
+    _refuse(model_options, FOUND_IN_FILES[:1])
     if name in TREES:
         trees = {line: parsed for line in lines if (parsed := _try_tree(line)) is not None}
         words = [tree.words for tree in trees.values()] or [("word",)]
         vocabulary = Vocabulary.from_sentences(words, MATRICES if name == "mvrnn" else None)
-        tree_model: Any = options.make_model(name, vocabulary_size=len(vocabulary), **given)
+        tree_model: Any = options.make_model(name, vocabulary_size=len(vocabulary), **model_options)
         return tree_model, lambda line: tree_model.encode(trees.get(line) or parse_tree(line), vocabulary), plain
     vocabulary = Vocabulary.from_lines(lines, max_size=TRANSLATION_WORDS)
-    built = options.make_model(name, vocabulary_size=len(vocabulary), **given)
+    built = options.make_model(name, vocabulary_size=len(vocabulary), **model_options)
     if name in RECURRENT or name in ATTENTION:
         return built, vocabulary.encode, lambda result: vocabulary.decode(np.asarray(result).reshape(-1))
     return built, vocabulary.encode, plain
 
 
-def _data_file(name: str, source: Path, given: dict[str, Any]) -> tuple[Model, list[tuple[int, Any]]]:
+def _data_file(name: str, source: Path, model_options: dict[str, Any]) -> tuple[Model, list[tuple[int, Any]]]:
     """Return a model for a data file, and its numbered requests. DataError if it is not a data file."""
-    options.check_model(name, **given)
-    _refuse(given, FOUND_IN_FILES)
+    options.check_model(name, **model_options)
+    _refuse(model_options, FOUND_IN_FILES)
     try:
-        found = requests_from(name, source, **given)
+        found = requests_from(name, source, **model_options)
     except DataError as error:
         raise DataError(f"{error} For requests of {name}, give JSON lines, or a file as `learn` reads it.") from None
     return found.model, list(enumerate(found.requests))
 
 
-def _refuse(given: dict[str, Any], found: tuple[str, ...]) -> None:
+def _refuse(model_options: dict[str, Any], found: tuple[str, ...]) -> None:
     """Raise OptionError if one of the options was given that are found in the file."""
     for name in found:
-        if name in given:
+        if name in model_options:
             raise OptionError(f"{name} is found in the file; leave it out")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +11,17 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from batchmaker.cli import options
 from batchmaker.cli.imports import collector_paused
 from batchmaker.cli.policy_model import warn_of_another_model
+from batchmaker.cli.serve_options import (
+    AccessOptions,
+    AddressOptions,
+    ComputeOptions,
+    FleetOptions,
+    LimitOptions,
+    LogOptions,
+    PingOptions,
+)
 from batchmaker.errors import OptionError, needing
 from batchmaker.lab.zoo import MODELS
 
@@ -26,35 +35,8 @@ def serve(
             "with a function build(); or NAME= one of these. Options of a built-in model or of build() follow a colon.",
         ),
     ] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen at. Default: 127.0.0.1, this machine only.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(help="Port for HTTP; 0 takes any that is free. Default: 8000.")] = None,
-    grpc_port: Annotated[
-        int | None, typer.Option(help="Port for gRPC; 0 takes any that is free. Default: no gRPC.")
-    ] = None,
-    grpc_keepalive_time: Annotated[
-        int | None, typer.Option(min=1, help="Milliseconds after which gRPC pings a client. Default: 7200000.")
-    ] = None,
-    grpc_keepalive_timeout: Annotated[
-        int | None, typer.Option(min=1, help="Milliseconds that it waits for the answer. Default: 20000.")
-    ] = None,
-    grpc_keepalive_permit_without_calls: Annotated[
-        bool | None, typer.Option(help="Pings may come while there is no call. Default: they may.")
-    ] = None,
-    grpc_http2_max_pings_without_data: Annotated[
-        int | None, typer.Option(min=0, help="Pings that gRPC sends while it sends nothing else. Default: 2.")
-    ] = None,
-    grpc_http2_min_recv_ping_interval_without_data: Annotated[
-        int | None, typer.Option(min=0, help="Milliseconds between a client's pings, at least. Default: 5000.")
-    ] = None,
-    grpc_http2_max_ping_strikes: Annotated[
-        int | None, typer.Option(min=0, help="Pings too many that are forgiven; 0 forgives all. Default: 2.")
-    ] = None,
-    admin_port: Annotated[
-        int | None,
-        typer.Option(help="Port for probes, metrics, loading and unloading, apart from calls. Default: the same port."),
-    ] = None,
+    *,
+    addresses: AddressOptions,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -62,51 +44,13 @@ def serve(
             "BATCHMAKER_LOG__LEVEL, ...), and before both what is given here."
         ),
     ] = None,
-    page: Annotated[Path | None, typer.Option(help="File of HTML to show at /page.")] = None,
-    api_keys: Annotated[
-        Path | None, typer.Option(help="File with NAME:KEY on each line. Also: $BATCHMAKER_API_KEYS.")
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM), for https.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
-    max_in_flight: Annotated[
-        int | None, typer.Option(min=1, help="Requests of a model accepted and not answered. Default: 1024.")
-    ] = None,
-    max_body_mb: Annotated[int | None, typer.Option(min=1, help="Megabytes of one request. Default: 16.")] = None,
-    max_sequences: Annotated[int | None, typer.Option(min=1, help="Open sequences of a model. Default: 1024.")] = None,
-    sequence_idle_seconds: Annotated[
-        float | None, typer.Option(min=0, help="After which a sequence without a request ends. Default: 60.")
-    ] = None,
-    drain_seconds: Annotated[
-        float | None, typer.Option(min=0, help="Time to finish what was accepted, after SIGTERM. Default: 30.")
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="What runs next: cellular, lazy, padded, ... Default: as the model asks.")
-    ] = None,
-    threads: options.Threads = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Worker threads of each model. Default: all processors but one.")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda for all GPUs, or some of them: cuda:0, cuda:0,1. Default: cpu.")
-    ] = None,
-    priorities: Annotated[
-        str | None, typer.Option(help="aged: no priority waits for ever; strict: it may. Default: aged.")
-    ] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="The bits of an answer do not depend on other requests or the run.")
-    ] = False,
+    pings: PingOptions,
+    access: AccessOptions,
+    limits: LimitOptions,
+    engine: ComputeOptions,
     all_versions: Annotated[bool, typer.Option(help="Serve all versions of a model, not only the newest.")] = False,
-    access_log: Annotated[bool, typer.Option(help="Log every call.")] = False,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. Default: info.")] = None,
-    replicas: Annotated[
-        str | None, typer.Option(help="As many servers on Ray behind one front; auto: by cores and memory.")
-    ] = None,
-    autoscale: Annotated[
-        str | None, typer.Option(help="How many replicas there are: work:target=0.5,most=8 or sequences:target=40.")
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="Ray cluster to join: auto, or HOST:PORT. Default: one on this machine.")
-    ] = None,
+    log: LogOptions,
+    fleet: FleetOptions,
     write_config: Annotated[
         Path | None, typer.Option(help="Write these settings as YAML for `serve deploy` of Ray Serve, and end.")
     ] = None,
@@ -138,36 +82,30 @@ def serve(
     with collector_paused():
         from batchmaker.server import serve as run_server
 
-    engine = _given(
-        policy=policy,
-        threads=threads,
-        workers=workers,
-        device=device,
-        priorities=priorities,
-        deterministic=deterministic or None,
-    )
-    limits = _given(
-        max_in_flight=max_in_flight,
-        max_body_bytes=None if max_body_mb is None else max_body_mb << 20,
-        drain_seconds=drain_seconds,
-        max_sequences=max_sequences,
-        sequence_idle_seconds=sequence_idle_seconds,
-    )
-    auth, tls = _given(keys=_text(api_keys)), _given(cert=_text(tls_cert), key=_text(tls_key))
-    log = _given(level=log_level, access=access_log or None)
-    ports = _given(host=host, port=port, grpc_port=grpc_port, admin_port=admin_port, page=_text(page))
-    pings = _given(
-        keepalive_time_ms=grpc_keepalive_time,
-        keepalive_timeout_ms=grpc_keepalive_timeout,
-        keepalive_permit_without_calls=grpc_keepalive_permit_without_calls,
-        http2_max_pings_without_data=grpc_http2_max_pings_without_data,
-        http2_min_recv_ping_interval_without_data_ms=grpc_http2_min_recv_ping_interval_without_data,
-        http2_max_ping_strikes=grpc_http2_max_ping_strikes,
-    )
-    fleet = _given(replicas=_replicas(replicas), autoscale=autoscale, ray_address=ray_address)
-    sections = {"grpc": pings, "limits": limits, "auth": auth, "tls": tls, "log": log, "fleet": fleet}
-    others = ports | _given(versions="all" if all_versions else None)
-    read = partial(_settings, config, models or [], engine, sections, others)
+    sections = {
+        "grpc": _given(
+            keepalive_time_ms=pings.grpc_keepalive_time,
+            keepalive_timeout_ms=pings.grpc_keepalive_timeout,
+            keepalive_permit_without_calls=pings.grpc_keepalive_permit_without_calls,
+            http2_max_pings_without_data=pings.grpc_http2_max_pings_without_data,
+            http2_min_recv_ping_interval_without_data_ms=pings.grpc_http2_min_recv_ping_interval_without_data,
+            http2_max_ping_strikes=pings.grpc_http2_max_ping_strikes,
+        ),
+        "limits": _given(
+            max_in_flight=limits.max_in_flight,
+            max_body_bytes=None if limits.max_body_mb is None else limits.max_body_mb << 20,
+            drain_seconds=limits.drain_seconds,
+            max_sequences=limits.max_sequences,
+            sequence_idle_seconds=limits.sequence_idle_seconds,
+        ),
+        "auth": _given(keys=_text(access.api_keys)),
+        "tls": _given(cert=_text(access.tls_cert), key=_text(access.tls_key)),
+        "log": _given(level=log.log_level, access=log.access_log or None),
+        "fleet": _given(**asdict(fleet) | {"replicas": _replicas(fleet.replicas)}),
+    }
+    of_engines = _given(**asdict(engine) | {"deterministic": engine.deterministic or None})
+    others = _given(**asdict(addresses) | {"page": _text(addresses.page)}, versions="all" if all_versions else None)
+    read = partial(_settings, config, models or [], of_engines, sections, others)
     settings = read()
     _warn_of_policies(settings)
     if write_config is not None:

@@ -144,9 +144,9 @@ def _read_lengths(lengths: str) -> tuple[str, int]:
 
 def _sentences(data: Sequence[Path], lengths: str | None, count: int | None, seed: int) -> Workload:
     if not data:
-        drawn = random_sentences(sentence_lengths(lengths, count or DEFAULT_COUNT, seed), SYNTHETIC_WORDS, seed)
+        sentences = random_sentences(sentence_lengths(lengths, count or DEFAULT_COUNT, seed), SYNTHETIC_WORDS, seed)
         source = f"generated sentences ({lengths or 'Europarl lengths'})"
-        return Workload(drawn, _counts(drawn), SYNTHETIC_WORDS, source)
+        return Workload(sentences, _counts(sentences), SYNTHETIC_WORDS, source)
     lines = [line for path in data for line in read_lines(path) if line.strip()]
     if not lines:
         raise DataError(f"{data[0]}: no line has a word")

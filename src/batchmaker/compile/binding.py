@@ -55,7 +55,7 @@ class Planned(Protocol):
     def unplanned(
         self, cell: TracedCell, fold: Callable[[TracedCell], list[str]]
     ) -> Callable[[int], TracedCell | None]:
-        """Return a function from the number of sequence inputs to the graph to split instead of this one.
+        """Return a function from the number of step inputs to the graph to split instead of this one.
 
         The function returns None to split this one. cell: the cell as it was planned. fold: folds tokens in place;
         neither graph is folded yet.
@@ -71,7 +71,7 @@ def bind(
     inputs: tuple[ValueSpec, ...],
     *,
     name: str,
-    num_sequence_inputs: int | None = None,
+    num_step_inputs: int | None = None,
     fold_bytes: int = 1 << 30,
     device: torch.device = CPU,
     planner: Planner | None = None,
@@ -81,7 +81,7 @@ def bind(
 ) -> BoundCell:
     """Check the module against its declared inputs, put it in eval mode and make it fast.
 
-    - num_sequence_inputs: the first inputs, which are given step by step; the others are state that the last outputs
+    - num_step_inputs: the first inputs, which are given step by step; the others are state that the last outputs
       feed. None if nothing is state (see BoundCell.split).
     - fold_bytes: most bytes of tables over a vocabulary.
     - device: where the cell runs, on copies of the weights; the module itself is on the CPU.
@@ -110,11 +110,11 @@ def bind(
         outputs = proved_outputs(runnable, inputs, where, batches)
     else:
         outputs = infer_outputs(runnable, inputs, where, batches)
-    graph, left = None, ""
+    graph, note = None, ""
     try:
         graph = lift(traced(runnable, inputs) if isinstance(module, nn.Module) else module)
     except CannotRewriteError as error:
-        left = f"left as it is: {error}"
+        note = f"left as it is: {error}"
     limits = {} if graph is None else token_limits(graph)
     tokens = {} if graph is None else {k: limits[n.name] for k, n in enumerate(graph.inputs) if n.name in limits}
     tried = try_rows(runnable, inputs, trial, where, traced=graph is not None, limits=tokens)
@@ -130,13 +130,13 @@ def bind(
     plain = PlainModule(runnable, where, outputs, device, tried)
     if graph is None or not trial.independent:
         forms = CellForms(plain, None, deterministic=deterministic)
-        done: tuple[str, ...] = (left if trial.independent else "runs row by row, as it is: independent_rows=False",)
+        done: tuple[str, ...] = (note if trial.independent else "runs row by row, as it is: independent_rows=False",)
     else:
         forms, done = _forms_of(
             plain, graph, limits, fold_bytes=fold_bytes, planner=planner, deterministic=deterministic
         )
     bound = BoundCell(name, known, outputs, identity, (*done, *tried.notes), forms)
-    return bound if num_sequence_inputs is None else bound.split(num_sequence_inputs)
+    return bound if num_step_inputs is None else bound.split(num_step_inputs)
 
 
 def _bound_with_memories(
@@ -252,7 +252,7 @@ class BoundCell:
 
     __slots__ = (
         "_chain_loop", "_forms", "_node_loop", "_notes", "_num_asked", "_split", "_splits", "_state_loop",
-        "ends_by_function", "hoisted", "identity", "inputs", "name", "num_memories", "num_sequence_inputs", "outputs",
+        "ends_by_function", "hoisted", "identity", "inputs", "name", "num_memories", "num_step_inputs", "outputs",
     )  # fmt: skip
 
     def __init__(
@@ -272,7 +272,7 @@ class BoundCell:
         self.identity = identity
         self._notes = notes
         self.hoisted: tuple[ValueSpec, ...] = ()
-        self.num_sequence_inputs: int | None = None
+        self.num_step_inputs: int | None = None
         self._forms = forms
         self._split: Split | None = None
         self._chain_loop: ChainLoop | None = None
@@ -301,24 +301,24 @@ class BoundCell:
         """Return so many copies of the real row of each input, on the cell's device."""
         return _repeated(self._forms.example, num_rows)
 
-    def split(self, num_sequence_inputs: int) -> BoundCell:
+    def split(self, num_step_inputs: int) -> BoundCell:
         """Return the same cell with its first inputs given step by step and the others as recurrent state.
 
         The result shares everything with this cell, and is made once per number. Raises ModelError if the trailing
         outputs do not have the rows of the state.
         """
-        if num_sequence_inputs not in self._splits:
-            self._check_state(num_sequence_inputs)
-            split, notes = self._forms.split(self.inputs, num_sequence_inputs)
+        if num_step_inputs not in self._splits:
+            self._check_state(num_step_inputs)
+            split, notes = self._forms.split(self.inputs, num_step_inputs)
             made = BoundCell(
                 self.name, self.inputs, self.outputs, self.identity, (*self._notes, *notes), self._forms,
                 self.num_memories,
             )  # fmt: skip
-            made.num_sequence_inputs, made._split, made.hoisted = num_sequence_inputs, split, split.hoisted
-            given, state = self.inputs[:num_sequence_inputs], self.inputs[num_sequence_inputs:]
+            made.num_step_inputs, made._split, made.hoisted = num_step_inputs, split, split.hoisted
+            given, state = self.inputs[:num_step_inputs], self.inputs[num_step_inputs:]
             made._chain_loop = chain_loop(split.looped, split.hoist, split.step, given, split.hoisted, state)
-            self._splits[num_sequence_inputs] = made
-        return self._splits[num_sequence_inputs]
+            self._splits[num_step_inputs] = made
+        return self._splits[num_step_inputs]
 
     @property
     def num_hoisted_calls(self) -> int:
@@ -329,9 +329,9 @@ class BoundCell:
         """Run one step: inputs [n, *shape] -> outputs [n, *shape]."""
         return self._forms.whole()(*inputs)
 
-    def hoist(self, sequence: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def hoist(self, step_inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Compute the state-independent part for m rows at once: [m, *shape] -> hoisted values [m, ...]."""
-        return self._need_split().hoist(*sequence)
+        return self._need_split().hoist(*step_inputs)
 
     def step(self, hoisted: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Compute the rest for n rows: returns all outputs of the cell, so call(x, s) = step(hoist(x), s)."""
@@ -403,7 +403,7 @@ class BoundCell:
 
         `warm_up` measures this; otherwise the first call here does.
         """
-        split, count = self._split, self.num_sequence_inputs
+        split, count = self._split, self.num_step_inputs
         if split is None or count is None or isinstance(self.loop, RecurrentLoop):
             return None
         if self._state_loop is None:
@@ -413,12 +413,12 @@ class BoundCell:
 
     def _stepped_rows(self, num_rows: int) -> Batch:
         """Return so many rows of what `step` takes."""
-        rows, count = self.example(1), self.num_sequence_inputs
+        rows, count = self.example(1), self.num_step_inputs
         return _repeated((*self.hoist(rows[:count]), *rows[count:]), num_rows)
 
-    def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
+    def recurrence(self, num_step_inputs: int) -> Recurrence | None:
         """Return the cell as an LSTM or a GRU with so many inputs per step; None if it computes anything else."""
-        return self._forms.recurrence(num_sequence_inputs)
+        return self._forms.recurrence(num_step_inputs)
 
     def _first_run(self, size: int, run: Callable[[Batch], Any]) -> None:
         """Run a batch of this size. ModelError if the cell raises."""
@@ -441,7 +441,7 @@ class BoundCell:
             for size in batch_sizes:
                 self._first_run(size, self.call)
             return
-        split, count = self._split, self.num_sequence_inputs
+        split, count = self._split, self.num_step_inputs
         hoisted = () if split is None else split.hoist(*self.example(1)[:count])
         for size in batch_sizes:
             if count is None:
@@ -452,9 +452,9 @@ class BoundCell:
             self._first_run(size, lambda rows: self.hoist(rows[:count]))
         if self._chain_loop is not None:
             self._chain_loop.measure(batch_sizes, hoist_sizes)
-        if self.num_sequence_inputs is not None and (self._chain_loop is None or self.ends_by_function):
+        if self.num_step_inputs is not None and (self._chain_loop is None or self.ends_by_function):
             self.state_loop_for(batch_sizes[-1])
-        if self.num_sequence_inputs is None:
+        if self.num_step_inputs is None:
             self._node_loop = self._nodes_in_loop()
             self._node_loop.measure(batch_sizes)
 
@@ -465,25 +465,25 @@ class BoundCell:
     def _need_split(self) -> Split:
         if self._split is None:
             raise ModelError(
-                f"cell {self.name!r}: bound without num_sequence_inputs, so nothing is known to be state. "
-                "Use call(), or split(num_sequence_inputs) first."
+                f"cell {self.name!r}: bound without num_step_inputs, so nothing is known to be state. "
+                "Use call(), or split(num_step_inputs) first."
             )
         return self._split
 
-    def _check_state(self, num_sequence_inputs: int) -> None:
-        if not 0 <= num_sequence_inputs <= len(self.inputs):
+    def _check_state(self, num_step_inputs: int) -> None:
+        if not 0 <= num_step_inputs <= len(self.inputs):
             raise ModelError(
-                f"cell {self.name!r}: got {num_sequence_inputs} sequence inputs, expected 0 to "
+                f"cell {self.name!r}: got {num_step_inputs} step inputs, expected 0 to "
                 f"{len(self.inputs)}, the inputs that it declares."
             )
-        state = self.inputs[num_sequence_inputs:]
+        state = self.inputs[num_step_inputs:]
         if len(state) > len(self.outputs):
             raise ModelError(
                 f"cell {self.name!r}: {len(state)} inputs are state but it returns {len(self.outputs)} "
                 "outputs. Return the next state as the last outputs, in the order of the inputs."
             )
         fed = self.outputs[len(self.outputs) - len(state) :]
-        for index, (old, new) in enumerate(zip(state, fed, strict=True), start=num_sequence_inputs):
+        for index, (old, new) in enumerate(zip(state, fed, strict=True), start=num_step_inputs):
             if old.row_signature != new.row_signature:
                 raise ModelError(
                     f"cell {self.name!r}, input {index}: state rows are {old}, but the output that feeds "

@@ -77,7 +77,7 @@ class CellForms:
     """The common part of all splits of one cell: its graph, or the module itself without a graph.
 
     Each form is tried when it is made: one that gives other numbers than the module gives for single rows is not used.
-    unplanned: for a planned cell, a function from the number of sequence inputs to the graph to split instead, or None
+    unplanned: for a planned cell, a function from the number of step inputs to the graph to split instead, or None
     to split this one. deterministic: a row has the same bits in every batch, so the only form is the whole cell, at
     sizes at which this holds, `batch_sizes`. notes: on forms that are not used, and on these sizes.
 
@@ -139,7 +139,7 @@ class CellForms:
         return loop
 
     def state_loop(
-        self, split: Split, state: Sequence[ValueSpec], outputs: Sequence[ValueSpec], num_sequence_inputs: int
+        self, split: Split, state: Sequence[ValueSpec], outputs: Sequence[ValueSpec], num_step_inputs: int
     ) -> StateLoop | None:
         """Return the loop of a split cell's steps; None if there is none, or it gives other numbers."""
         device = self._plain.device
@@ -150,7 +150,7 @@ class CellForms:
             return None
 
         def run(rows: Batch, _: Sequence[int]) -> Batch:
-            given = (*split.hoist(*rows[:num_sequence_inputs]), *rows[num_sequence_inputs:])
+            given = (*split.hoist(*rows[:num_step_inputs]), *rows[num_step_inputs:])
             made = loop.call(given, outputs)
             if not are_same_integers(made, split.step(*given)):
                 raise ValueError("other integers")
@@ -161,21 +161,21 @@ class CellForms:
         except ValueError:
             return None
 
-    def split(self, inputs: tuple[ValueSpec, ...], num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
+    def split(self, inputs: tuple[ValueSpec, ...], num_step_inputs: int) -> tuple[Split, tuple[str, ...]]:
         """Return the cell in two parts, and a note on the split."""
         if self._graph is None or self._deterministic:
-            return self._all_in_step(inputs[:num_sequence_inputs], self.whole()), ()
+            return self._all_in_step(inputs[:num_step_inputs], self.whole()), ()
         try:
-            split, notes = self._cut(self._graph, num_sequence_inputs)
+            split, notes = self._cut(self._graph, num_step_inputs)
         except CannotRewriteError as error:
-            return self._all_in_step(inputs[:num_sequence_inputs], self.whole()), (f"nothing hoisted: {error}",)
+            return self._all_in_step(inputs[:num_step_inputs], self.whole()), (f"nothing hoisted: {error}",)
 
         def run(rows: Batch, sizes: Sequence[int]) -> Batch:
-            hoisted = split.hoist(*rows[:num_sequence_inputs])
-            return in_sizes(split.step, (*hoisted, *rows[num_sequence_inputs:]), sizes)
+            hoisted = split.hoist(*rows[:num_step_inputs])
+            return in_sizes(split.step, (*hoisted, *rows[num_step_inputs:]), sizes)
 
         if not self._is_right(run, self._graph):
-            return self._all_in_step(inputs[:num_sequence_inputs], self._plain), ()
+            return self._all_in_step(inputs[:num_step_inputs], self._plain), ()
         count = split.num_hoisted_calls
         return split, (*notes, *((f"{count} operations hoisted out of the step",) if count else ()))
 
@@ -215,19 +215,17 @@ class CellForms:
         self.notes = ("left as it is: made fast, it gave other numbers than the module gives for single rows",)
         return False
 
-    def _cut(self, graph: TracedCell, num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
-        other = None if self._unplanned is None else self._unplanned(num_sequence_inputs)
+    def _cut(self, graph: TracedCell, num_step_inputs: int) -> tuple[Split, tuple[str, ...]]:
+        other = None if self._unplanned is None else self._unplanned(num_step_inputs)
         if other is None:
-            return split_cell(graph, num_sequence_inputs, self._packer), ()
-        return split_cell(other, num_sequence_inputs, Packer(fuse=True)), (
-            "not planned in runs: its steps were no faster",
-        )
+            return split_cell(graph, num_step_inputs, self._packer), ()
+        return split_cell(other, num_step_inputs, Packer(fuse=True)), ("not planned in runs: its steps were no faster",)
 
-    def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
-        return None if self._graph is None else find_recurrence(self._graph, num_sequence_inputs)
+    def recurrence(self, num_step_inputs: int) -> Recurrence | None:
+        return None if self._graph is None else find_recurrence(self._graph, num_step_inputs)
 
-    def _all_in_step(self, sequence: tuple[ValueSpec, ...], program: Program) -> Split:
-        return Split(_hand_on, program, sequence, 0)
+    def _all_in_step(self, step_inputs: tuple[ValueSpec, ...], program: Program) -> Split:
+        return Split(_hand_on, program, step_inputs, 0)
 
 
 def are_same_integers(made: Batch, wanted: Batch) -> bool:

@@ -37,11 +37,11 @@ class _Shares:
         self._zeros = torch.zeros((0, len(weights)), dtype=weights.dtype)
         self.hoist_sizes: Sequence[int] = ()
 
-    def project(self, sequence: tuple[NDArray[Any], ...]) -> Tensor:
+    def project(self, step_inputs: tuple[NDArray[Any], ...]) -> Tensor:
         """Return the inputs' share of the gates for all positions of a task, and padding rows."""
-        count = len(sequence[0])
+        count = len(step_inputs[0])
         sizes = self.hoist_sizes
-        columns = [self._padded(values, spec) for values, spec in zip(sequence, self._given, strict=True)]
+        columns = [self._padded(values, spec) for values, spec in zip(step_inputs, self._given, strict=True)]
         if not sizes or count <= sizes[-1]:
             projected: Tensor = self._hoist(*columns)[self._projected]
             return projected.contiguous()
@@ -76,7 +76,7 @@ class _Shares:
 class ChainLoop:
     """The loop of a cell that is one recurrent step, and the batch sizes at which it is faster than `step`.
 
-    given: rows of the sequence inputs. hoisted: rows of the results of `hoist`, the first inputs of `step`; its other
+    given: rows of the step inputs. hoisted: rows of the results of `hoist`, the first inputs of `step`; its other
     inputs are of `state`.
     """
 

@@ -118,8 +118,8 @@ def _convolve(cell: TracedCell, node: fx.Node, packer: Packer) -> None:
 
 def _each(arguments: Sequence[Any], place: int, by_default: int, dimensions: int) -> tuple[int, ...]:
     """Return an argument of a convolution for each dimension; it may be left out, or be one number for all."""
-    given = arguments[place] if len(arguments) > place else [by_default]
-    return tuple(given) if len(given) == dimensions else (given[0],) * dimensions
+    argument = arguments[place] if len(arguments) > place else [by_default]
+    return tuple(argument) if len(argument) == dimensions else (argument[0],) * dimensions
 
 
 def _other_summand(node: fx.Node, user: fx.Node) -> fx.Node | None:

@@ -85,8 +85,8 @@ def _said(func: Any, args: Any, kwargs: Any) -> str:
     said = _WORDS.get(name, name.strip("_"))
     for position, argument in enumerate(func._schema.arguments):
         if argument.name in ("dim", "dims"):
-            given = args[position] if position < len(args) else kwargs.get(argument.name)
-            number = given[0] if isinstance(given, list | tuple) and len(given) == 1 else given
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            number = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
             said += f" over dimension {number}" if isinstance(number, int) and not isinstance(number, bool) else ""
     return said + _line()
 

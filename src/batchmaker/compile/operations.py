@@ -281,9 +281,9 @@ class Writer:
         return lambda: self._join(node, parts, rows)
 
     def _join(self, node: fx.Node, parts: Sequence[fx.Node], rows: tuple[tuple[int, ...], torch.dtype]) -> None:
-        given = [self.value(part) for part in parts]
+        values = [self.value(part) for part in parts]
         self._value_of[node], at = self._value(*rows), 0
-        for value in given:
+        for value in values:
             size = self.values[value][VALUE_BYTES]
             self.operations.append([COLUMNS, self._value_of[node], value, size, 0, at])
             at += size

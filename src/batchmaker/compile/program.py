@@ -54,6 +54,7 @@ def _call(node: fx.Node, index: int, names: dict[fx.Node, str], space: dict[str,
     """Return the node as a Python expression; callables and other objects are bound in `space`."""
 
     def render(value: Any) -> str:
+        """Return a value as an expression: a name, a literal, or a name that is bound in `space`."""
         if isinstance(value, fx.Node):
             return names[value]
         if isinstance(value, tuple | list):

@@ -157,10 +157,10 @@ class Programs:
     def __str__(self) -> str:
         return " or ".join(_shown(declared.inputs) for declared, _ in self.forms)
 
-    def state_after(self, sequence: Sequence[ValueSpec]) -> tuple[ValueSpec, ...]:
+    def state_after(self, step_inputs: Sequence[ValueSpec]) -> tuple[ValueSpec, ...]:
         """Return the inputs after these; those of the first program if none begins with these."""
-        fitting = [d.inputs for d, _ in self.forms if _alike(d.inputs[: len(sequence)], sequence)]
-        return (fitting or [self.forms[0][0].inputs])[0][len(sequence) :]
+        fitting = [d.inputs for d, _ in self.forms if _alike(d.inputs[: len(step_inputs)], step_inputs)]
+        return (fitting or [self.forms[0][0].inputs])[0][len(step_inputs) :]
 
 
 def _alike(one: Sequence[ValueSpec], other: Sequence[ValueSpec]) -> bool:

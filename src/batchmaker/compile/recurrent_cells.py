@@ -70,13 +70,13 @@ class _FoundStep:
     outputs: tuple[int, ...]
 
 
-def find_recurrence(cell: TracedCell, num_sequence_inputs: int) -> Recurrence | None:
+def find_recurrence(cell: TracedCell, num_step_inputs: int) -> Recurrence | None:
     """Return the cell as a recurrence; None if it computes anything else from its state."""
-    found = _find(cell, num_sequence_inputs)
+    found = _find(cell, num_step_inputs)
     if found is None or isinstance(found.node.target, RNNStep):
         return None
     try:
-        project = _projection(cell, num_sequence_inputs, found.node)
+        project = _projection(cell, num_step_inputs, found.node)
     except CannotRewriteError:  # the state is needed for something else
         return None
     return Recurrence(_weights(found.node.target), project, found.state, found.outputs)
@@ -164,11 +164,11 @@ def _weights(step: Any) -> LayerWeights:
     return LayerWeights("gru", step.weight_hh, None if step.bias_hh is None else step.bias_hh[2 * hidden :].float())
 
 
-def _projection(cell: TracedCell, num_sequence_inputs: int, step: fx.Node) -> Program:
+def _projection(cell: TracedCell, num_step_inputs: int, step: fx.Node) -> Program:
     """Return the program for the inputs' share of the gates, in PyTorch's order of gates and unscaled."""
     projected = step.args[0]
     assert isinstance(projected, fx.Node)
-    shared = extract(cell, cell.inputs[:num_sequence_inputs], [projected])
+    shared = extract(cell, cell.inputs[:num_step_inputs], [projected])
     part = TracedCell(shared.graph, dict(shared.constants))
     target: Any = step.target
     gates: Callable[..., Tensor] = lstm_gates if isinstance(target, LSTMStep) else gru_gates

@@ -243,13 +243,13 @@ class _RowTrial:
     def _candidates(self, kind: int, noise: list[Tensor], generator: torch.Generator) -> Iterator[Batch]:
         """Yield rows of one kind: all made up, then more and more of the real numbers, changed a little."""
         real = self._real
-        drawn = [
+        made_up = [
             _floats(kind, noise[port]).to(row.dtype)
             if row.is_floating_point()
             else self._integers(kind, port, row, generator)
             for port, row in enumerate(real)
         ]
-        yield tuple(drawn)
+        yield tuple(made_up)
         near, nearer = (
             [
                 (row * (1 + share * (torch.rand(row.shape, generator=generator) - 0.5))).to(row.dtype)
@@ -259,9 +259,9 @@ class _RowTrial:
             ]
             for share in (0.5, 0.01)
         )
-        yield tuple([made if row.is_floating_point() else row for made, row in zip(drawn, real, strict=True)])
+        yield tuple([made if row.is_floating_point() else row for made, row in zip(made_up, real, strict=True)])
         for port in range(len(real)):
-            yield (*drawn[:port], near[port], *drawn[port + 1 :])
+            yield (*made_up[:port], near[port], *made_up[port + 1 :])
         yield tuple(near)
         yield tuple(nearer)
 
@@ -270,8 +270,8 @@ class _RowTrial:
         if real.dtype is torch.bool:
             return torch.rand(real.shape, generator=generator) < (-1.0, 0.5, 2.0, 0.5, 0.5)[kind]
         limit = self._limits.get(port, 5)
-        drawn = torch.randint(0, limit, real.shape, generator=generator)
-        made = (drawn, torch.ones_like(drawn), drawn, torch.zeros_like(drawn), torch.full_like(drawn, 2))[kind]
+        tokens = torch.randint(0, limit, real.shape, generator=generator)
+        made = (tokens, torch.ones_like(tokens), tokens, torch.zeros_like(tokens), torch.full_like(tokens, 2))[kind]
         return made.clamp(max=limit - 1).to(real.dtype)
 
     # --- running ------------------------------------------------------------------------------------------------

@@ -52,13 +52,13 @@ def run_form(cell: BoundCell, ends: frozenset[str] = frozenset()) -> RunForm:
     """
     ends, fixed = ends - {AT_ITS_LENGTH}, not ends or AT_ITS_LENGTH in ends
     own = MODULE if cell.runs_module else PROGRAM
-    left = [note for note in cell.notes if "as it is" in note] if cell.runs_module else []
-    is_chain, faster = cell.num_sequence_inputs is not None, cell.faster_in_loop
+    as_it_is = [note for note in cell.notes if "as it is" in note] if cell.runs_module else []
+    is_chain, faster = cell.num_step_inputs is not None, cell.faster_in_loop
     state = cell.faster_in_state_loop if is_chain else None
     if state is not None and (faster is None or (ends and not isinstance(cell.loop, GreedyLoop))):
         return _in_state_loop(state, own, bool(ends))
     if faster is None:
-        why = "; ".join(left) or (cell.no_loop or _NO_STEP if is_chain else _NO_NODES)
+        why = "; ".join(as_it_is) or (cell.no_loop or _NO_STEP if is_chain else _NO_NODES)
         return RunForm(own, why, "step by step" if ends else "")
     form = LOOP if is_chain else NODE_LOOP
     sizes = faster[1:]

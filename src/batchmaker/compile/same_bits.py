@@ -133,11 +133,11 @@ def _rows(program: Program, tried: Batch, made: Batch, batch_sizes: Sequence[int
     scales = torch.tensor(_SCALES).repeat(count)[:count]
     rows = []
     for values in tried:
-        drawn = values[torch.randint(len(values), (count,), generator=generator)]
+        sample = values[torch.randint(len(values), (count,), generator=generator)]
         if values.is_floating_point():
-            noise = torch.randn(drawn.shape, generator=generator)
-            drawn = (noise * scales.view(-1, *[1] * (drawn.dim() - 1))).to(values.dtype)
-        rows.append(drawn)
+            noise = torch.randn(sample.shape, generator=generator)
+            sample = (noise * scales.view(-1, *[1] * (sample.dim() - 1))).to(values.dtype)
+        rows.append(sample)
     try:
         in_sizes(program, tuple(rows), batch_sizes)
     except RAISED_BY_USERS:  # made-up values that the cell does not take

@@ -33,7 +33,7 @@ from batchmaker.graph.spec import ValueSpec
 class Split:
     """A cell in two programs.
 
-    hoist: the sequence inputs -> the hoisted values. step: hoisted values and state -> all outputs of the cell.
+    hoist: the step inputs -> the hoisted values. step: hoisted values and state -> all outputs of the cell.
     hoisted: row specs of the hoisted values. num_hoisted_calls: operations in `hoist`; with none it passes its inputs
     on. looped: the step in the form for the CPU's loop, None if it has none. graph: the step as it was before it was
     compiled, if it is known.
@@ -54,19 +54,19 @@ def compile_whole(cell: TracedCell, packer: Packer, also: Sequence[fx.Node] = ()
     return compile_program(whole)
 
 
-def split_cell(cell: TracedCell, num_sequence_inputs: int, packer: Packer) -> Split:
+def split_cell(cell: TracedCell, num_step_inputs: int, packer: Packer) -> Split:
     """Split the graph into the part that depends on the first inputs alone, and the rest.
 
     A look-up in a table stays in the step: passing on the token is cheaper than passing on the row. Raises
     CannotRewriteError if a passed value would have no batch dimension.
     """
     cell = extract(cell, cell.inputs, cell.outputs)  # a copy to take apart
-    sequence = cell.inputs[:num_sequence_inputs]
-    part_products(cell, _needs_only(cell, sequence))
-    state = cell.inputs[num_sequence_inputs:]
-    handed = _handed_over(cell, sequence)
+    step_inputs = cell.inputs[:num_step_inputs]
+    part_products(cell, _needs_only(cell, step_inputs))
+    state = cell.inputs[num_step_inputs:]
+    handed = _handed_over(cell, step_inputs)
     specs = tuple(row_spec(node, cell.inputs[0]) for node in handed)
-    before = extract(cell, sequence, handed)
+    before = extract(cell, step_inputs, handed)
     after = extract(cell, [*handed, *state], cell.outputs)
     num_calls = sum(node.op == "call_function" for node in before.graph.nodes)
     looped, graph = find_looped_step(after, len(handed)), copied(after)
@@ -75,9 +75,9 @@ def split_cell(cell: TracedCell, num_sequence_inputs: int, packer: Packer) -> Sp
     return Split(compile_program(before), compile_program(after), specs, num_calls, looped, graph)
 
 
-def _handed_over(cell: TracedCell, sequence: Sequence[fx.Node]) -> list[fx.Node]:
-    """Return the nodes that depend on the sequence inputs alone and have a reader that does not."""
-    needs_only = _needs_only(cell, sequence)
+def _handed_over(cell: TracedCell, step_inputs: Sequence[fx.Node]) -> list[fx.Node]:
+    """Return the nodes that depend on the step inputs alone and have a reader that does not."""
+    needs_only = _needs_only(cell, step_inputs)
     early = {n for n in cell.graph.nodes if n.op != "output" and not is_symbolic(n) and needs_only(n)}
     handed: dict[fx.Node, None] = {}
     for node in cell.graph.nodes:
@@ -90,8 +90,8 @@ def _handed_over(cell: TracedCell, sequence: Sequence[fx.Node]) -> list[fx.Node]
     return put_together(list(handed))
 
 
-def _needs_only(cell: TracedCell, sequence: Sequence[fx.Node]) -> Callable[[fx.Node], bool]:
-    """Return a test for nodes that depend on some of the sequence inputs and on no state."""
-    names = {node.name for node in sequence}
+def _needs_only(cell: TracedCell, step_inputs: Sequence[fx.Node]) -> Callable[[fx.Node], bool]:
+    """Return a test for nodes that depend on some of the step inputs and on no state."""
+    names = {node.name for node in step_inputs}
     depends = dependencies(cell.graph)
     return lambda node: bool(depends[node] & names) and depends[node] <= {*names, BATCH}

@@ -62,6 +62,7 @@ class WholeRun(nn.Module):
         self.module, self.num_columns = module, num_columns
 
     def forward(self, *inputs: Tensor) -> Any:
+        """Call the module with the rows of all steps, [batch, longest run, ...], zeros after the end of each run."""
         columns, number = self.num_columns, inputs[1]
         entries, longest, whole = torch.arange(len(number)), int(number.max()) + 1, []
         for port in range(columns):
@@ -322,7 +323,7 @@ def _rows_of(whole: BoundCell, batch: int, length: int) -> Batch:
 
 def _step_s(cell: BoundCell, batch: int) -> float:
     """Return the seconds of one step of so many rows in the form that an engine runs, with its share of `hoist`."""
-    count = cell.num_sequence_inputs
+    count = cell.num_step_inputs
     assert count is not None
     given = cell.example(batch * _STEPS)[:count]
     with torch.no_grad():

@@ -63,7 +63,7 @@ class Arrivals:
             ],
             level,
         )
-        drawn: list[TemplateValues | None] = [None] * len(tickets)
+        from_templates: list[TemplateValues | None] = [None] * len(tickets)
         forms: dict[Hashable, tuple[list[int], list[Template], list[list[Leaf]]]] = {}
         for i, sight in enumerate(sights):
             if sight is None:
@@ -87,8 +87,8 @@ class Arrivals:
                 given, _ = gather([templates[place] for place in right], [leaves[place] for place in right])
             if given is not None:
                 for n, place in enumerate(right):
-                    drawn[members[place]] = (templates[place], given, n)
-        return drawn, sights
+                    from_templates[members[place]] = (templates[place], given, n)
+        return from_templates, sights
 
     def _before(self, ticket: Ticket) -> KeptState | None:
         """Return the state that a chunk begins with, one object for all equal ones; None for other requests."""

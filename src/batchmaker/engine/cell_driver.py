@@ -152,7 +152,7 @@ class CellDriver:
 
     def materialise(self) -> None:
         """Let the executor prepare every known cell. Nothing may be in flight."""
-        self._executor.materialise(self._registry.num_sequence_inputs)
+        self._executor.materialise(self._registry.num_step_inputs)
 
     @property
     def wants_requests(self) -> bool:
@@ -456,14 +456,14 @@ class CellDriver:
 
     def _reply(self, commands: Iterable[Reply]) -> None:
         """All values that these requests need are computed: answer them together."""
-        over = list[InFlight]()
+        finished = list[InFlight]()
         for command in commands:
-            over.append(self._in_flight.pop(command.request))
-        for request, error in at_fault(self._brought.gather, over, "its result"):
+            finished.append(self._in_flight.pop(command.request))
+        for request, error in at_fault(self._brought.gather, finished, "its result"):
             request.error = request.error or error
-        self._brought.leave(over)
+        self._brought.leave(finished)
         alike: dict[int, list[InFlight]] = {}
-        for request in over:
+        for request in finished:
             if request.ticket.chunk is not None:
                 request.ticket.chunk.sequence.computed = request.unfolding.after  # see Sequences.decide
             if request.error is None:  # otherwise a value that it needs could not be written or read
@@ -472,7 +472,7 @@ class CellDriver:
             for request, error in at_fault(_make_results, members):
                 request.error = error
         outcomes: list[Settled] = []
-        for request in over:
+        for request in finished:
             ticket = request.ticket
             if ticket.on_value is not None and request.error is None and request.unfolding.streams_result:
                 ticket.stream(request.result)

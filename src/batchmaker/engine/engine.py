@@ -174,7 +174,7 @@ class Engine:
                 self._clock,
                 partial(self._settled, service),
                 give_up_late=late == "give-up",
-                left=(lambda _: None) if room is None else room.leave,
+                on_leave=(lambda _: None) if room is None else room.leave,
                 starting=lambda: self._start.said,
                 aged_every=aged_every,
             )

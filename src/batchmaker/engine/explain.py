@@ -56,8 +56,8 @@ class Explanation:
     @property
     def line(self) -> str:
         """All in one line, for a log."""
-        told = "; ".join(_in_short(cell) for cell in self.cells)
-        return f"policy {self.policy}, {self.said or told}"
+        summary = "; ".join(_in_short(cell) for cell in self.cells)
+        return f"policy {self.policy}, {self.said or summary}"
 
     def __str__(self) -> str:
         if not self.cells:
@@ -92,13 +92,13 @@ def explained(policy: str, registry: CellRegistry, drivers: Sequence[Driver]) ->
 
 
 def _form(cell: CellType, registry: CellRegistry, executors: Sequence[TellsForms]) -> ExplainedCell:
-    num_sequence = registry.num_sequence_inputs.get(cell.type_id)
+    num_step_inputs = registry.num_step_inputs.get(cell.type_id)
     ends = frozenset(registry.ends.get(cell.type_id, ()))
-    found = executors[0].run_form(cell.type_id, num_sequence, ends) if executors else _UNKNOWN
+    found = executors[0].run_form(cell.type_id, num_step_inputs, ends) if executors else _UNKNOWN
     counts: list[RunCounts] = [executor.counted(cell.type_id) for executor in executors]
     return ExplainedCell(
         cell.name,
-        "whole runs" if registry.is_whole(cell.type_id) else _used(num_sequence),
+        "whole runs" if registry.is_whole(cell.type_id) else _used(num_step_inputs),
         found.form,
         found.why,
         found.until,
@@ -108,10 +108,12 @@ def _form(cell: CellType, registry: CellRegistry, executors: Sequence[TellsForms
     )
 
 
-def _used(num_sequence: int | None) -> str:
-    if num_sequence is None:
+def _used(num_step_inputs: int | None) -> str:
+    if num_step_inputs is None:
         return "single nodes"
-    return "loop" if num_sequence == 0 else "run" if num_sequence == 1 else f"run, {num_sequence} inputs a step"
+    if num_step_inputs < 2:
+        return "run" if num_step_inputs else "loop"
+    return f"run, {num_step_inputs} inputs a step"
 
 
 def _about(cell: ExplainedCell) -> list[str]:

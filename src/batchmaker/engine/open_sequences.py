@@ -302,8 +302,8 @@ class Sequences:
         self.uncount(entry)
         if entry.on_ended is not None:
             lasted_s = self._clock.now_s() - entry.opened_s
-            told = SequenceEnded(end, entry.ended, entry.next_number, lasted_s)
-            call_quietly(partial(entry.on_ended, told), "on_ended of a sequence")
+            event = SequenceEnded(end, entry.ended, entry.next_number, lasted_s)
+            call_quietly(partial(entry.on_ended, event), "on_ended of a sequence")
 
 
 def said_end(end: SequenceEnd) -> str:

@@ -205,7 +205,7 @@ def _measured(registry: CellRegistry, threads: int, known: set[str]) -> list[Cel
             for cell, bound in zip(registry.types, registry.bound, strict=False):
                 if cell.name in known:
                     continue
-                seen = _cell_latency(cell, bound, registry.num_sequence_inputs.get(cell.type_id))
+                seen = _cell_latency(cell, bound, registry.num_step_inputs.get(cell.type_id))
                 if cell.name not in found or found[cell.name].median_s[-1] < seen.median_s[-1]:
                     found[cell.name] = seen
     finally:
@@ -213,9 +213,9 @@ def _measured(registry: CellRegistry, threads: int, known: set[str]) -> list[Cel
     return list(found.values())
 
 
-def _cell_latency(cell: CellType, bound: BoundCell, num_sequence_inputs: int | None) -> CellLatency:
+def _cell_latency(cell: CellType, bound: BoundCell, num_step_inputs: int | None) -> CellLatency:
     sizes = _few(cell.batch_sizes)
-    times = [_step_s(bound, size, num_sequence_inputs) for size in sizes]
+    times = [_step_s(bound, size, num_step_inputs) for size in sizes]
     return CellLatency(cell.name, sizes, tuple(middle for middle, _ in times), tuple(most for _, most in times))
 
 
@@ -228,17 +228,17 @@ def _few(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def _step_s(bound: BoundCell, size: int, num_sequence_inputs: int | None) -> tuple[float, float]:
+def _step_s(bound: BoundCell, size: int, num_step_inputs: int | None) -> tuple[float, float]:
     """Return the median and the longest time of a step of `size` rows, in seconds."""
-    if num_sequence_inputs is None:
+    if num_step_inputs is None:
         inputs = bound.example(size)
         return _times(lambda: bound.call(inputs))
-    split = bound.split(num_sequence_inputs)
-    state = bound.example(size)[num_sequence_inputs:]
-    given = bound.example(size * STEPS_PER_TASK)[:num_sequence_inputs]
+    split = bound.split(num_step_inputs)
+    state = bound.example(size)[num_step_inputs:]
+    given = bound.example(size * STEPS_PER_TASK)[:num_step_inputs]
     hoisted = split.hoist(tuple(value[:size] for value in given))
     step = _times(lambda: split.step(hoisted, state))
-    if not num_sequence_inputs:
+    if not num_step_inputs:
         return step
     shared = _times(lambda: split.hoist(given))
     return step[0] + shared[0] / STEPS_PER_TASK, step[1] + shared[1] / STEPS_PER_TASK

@@ -17,13 +17,13 @@ class Unanswered:
     That is the engine's thread, or another one while the engine's thread hangs. Race: if both try, `dict.pop` gives the
     request to one of them, and the other finds nothing.
 
-    on_settled: called in the engine's thread with the requests that are answered together. left: called before requests
-    that have places (see Room) are answered, with their number, by the thread that answers.
+    on_settled: called in the engine's thread with the requests that are answered together. on_leave: called before
+    requests that have places (see Room) are answered, with their number, by the thread that answers.
     """
 
-    def __init__(self, on_settled: Callable[[Sequence[Settled]], None], left: Callable[[int], None]) -> None:
+    def __init__(self, on_settled: Callable[[Sequence[Settled]], None], on_leave: Callable[[int], None]) -> None:
         self._on_settled = on_settled
-        self._left = left
+        self._on_leave = on_leave
         self._tickets: dict[RequestId, Ticket] = {}
         self._outbox = Outbox()
         self._claimed: dict[RequestId, Ticket] = {}  # those that the engine's thread has taken out and not delivered
@@ -88,7 +88,7 @@ class Unanswered:
                 continue
             ours.append(outcome)
         if num_places:
-            self._left(num_places)
+            self._on_leave(num_places)
         return _claimed(ours) + others
 
     def hand_over(self, tickets: Iterable[Ticket]) -> list[Ticket]:
@@ -123,7 +123,7 @@ class Unanswered:
                 continue
             self._left_instead += ticket.work
             if ticket.has_place:
-                self._left(1)
+                self._on_leave(1)
             ours.append((ticket, None, error))
         outbox = Outbox()
         outbox.deliver(_claimed(ours))

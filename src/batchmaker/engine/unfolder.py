@@ -77,23 +77,24 @@ class Unfolder:
         entered = []
         now_s, has_run = self._clock.now_s(), False
         level = level_of(num_in_flight + len(tickets)) if self._registry.forms_depend_on_concurrency else 0
-        drawings, sights = self._drawn(tickets, level)
+        templates, sights = self._from_templates(tickets, level)
         self.learn_types(events)  # templates that other workers have proved may need more
-        for ticket, drawn, sight in zip(tickets, drawings, sights, strict=True):
+        for ticket, from_template, sight in zip(tickets, templates, sights, strict=True):
             answer = ticket.answer
             if (ticket.error is not None or (answer is not None and answer.verdicts)) and (ended_by := ticket.ended_by):
                 settle([(ticket, None, ended_by)])  # cancelled or late, perhaps while others were unfolded
                 continue
             # An unfold function that has run for a request before it may have changed what was read for a template.
-            given = None if drawn is not None and has_run and not drawn[0].guard.holds() else drawn
+            if from_template is not None and has_run and not from_template[0].guard.holds():
+                from_template = None
             try:  # the model's own code, or what it returned
-                if given is None:
+                if from_template is None:
                     has_run = True
                     unfolded: Unfolding | Template = self._unfolded(ticket, events, level)
                     now_s = self._clock.now_s()
                 else:
-                    unfolded = given[0]
-                request = InFlight(ticket, unfolded, given)
+                    unfolded = from_template[0]
+                request = InFlight(ticket, unfolded, from_template)
             except RAISED_BY_USERS as error:
                 settle([(ticket, None, blamed(error))])
                 continue
@@ -133,7 +134,9 @@ class Unfolder:
                 events.append(GraphExtended(ticket.request_id, graph, now_s, unfolding.open, unfolding.take_dropped()))
         self.stats.unfold_s += time.perf_counter() - begin
 
-    def _drawn(self, tickets: Sequence[Ticket], level: int) -> tuple[list[TemplateValues | None], list[Sight | None]]:
+    def _from_templates(
+        self, tickets: Sequence[Ticket], level: int
+    ) -> tuple[list[TemplateValues | None], list[Sight | None]]:
         """Return the template and values of each request, and its view; None and None if it must be unfolded.
 
         If a request makes this raise, it is tried alone, and unfolded then: that raises its error, if it has one.
@@ -143,8 +146,8 @@ class Unfolder:
         except RAISED_BY_USERS:  # its own classes, settings of its model, or its size
             if len(tickets) == 1:
                 return [None], [None]
-            alone = [self._drawn([ticket], level) for ticket in tickets]
-            return [drawn for (drawn,), _ in alone], [sight for _, (sight,) in alone]
+            alone = [self._from_templates([ticket], level) for ticket in tickets]
+            return [values for (values,), _ in alone], [sight for _, (sight,) in alone]
 
     def _unfolded(self, ticket: Ticket, events: list[Event], level: int) -> Unfolding:
         """Run a request's unfold function to its first `yield` or its end. Raises all that it raises."""

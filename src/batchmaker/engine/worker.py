@@ -43,9 +43,9 @@ _LOG = logging.getLogger("batchmaker.engine")
 class Worker:
     """Turns a driver in a thread of its own until it is stopped and every request is answered.
 
-    remake: makes the driver that goes on in place of one that has failed. on_settled, left: see Unanswered; on_settled
-    must not raise. give_up_late: whether requests fail at their deadlines; then they also do so while a turn takes
-    long. starting: what the engine does while it starts, in words, and the cell that is compiled; "" otherwise.
+    remake: makes the driver that goes on in place of one that has failed. on_settled, on_leave: see Unanswered;
+    on_settled must not raise. give_up_late: whether requests fail at their deadlines; then they also do so while a turn
+    takes long. starting: what the engine does while it starts, in words, and the cell that is compiled; "" otherwise.
     aged_every: see WaitingLine.
     is_running: whether the thread has been started. on_idle: called in its thread when no request is left.
     on_failed: called there after a failure that ends the engine.
@@ -59,7 +59,7 @@ class Worker:
         on_settled: Callable[[Sequence[Settled]], None],
         *,
         give_up_late: bool = True,
-        left: Callable[[int], None] = lambda _: None,
+        on_leave: Callable[[int], None] = lambda _: None,
         starting: Callable[[], tuple[str, str]] = lambda: ("", ""),
         aged_every: int | None = AGED_EVERY,
     ) -> None:
@@ -72,7 +72,7 @@ class Worker:
         self._woken = False  # whether `_wake` is on its way
         self._work_waits = False
         self._draining = False
-        self._unanswered = Unanswered(on_settled, left)
+        self._unanswered = Unanswered(on_settled, on_leave)
         self._lock = threading.Lock()
         self.is_running = False
         self.on_idle: Callable[[], None] | None = None

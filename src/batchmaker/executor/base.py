@@ -96,8 +96,8 @@ class RunCounts:
 class TellsForms(Protocol):
     """An executor that can tell in which form a cell runs on its device."""
 
-    def run_form(self, type_id: TypeId, num_sequence_inputs: int | None, ends: frozenset[str]) -> RunForm:
-        """Return the form, and why no faster one. num_sequence_inputs: None for single nodes. ends: see run_form."""
+    def run_form(self, type_id: TypeId, num_step_inputs: int | None, ends: frozenset[str]) -> RunForm:
+        """Return the form, and why no faster one. num_step_inputs: None for single nodes. ends: see run_form."""
         ...
 
     def counted(self, type_id: TypeId) -> RunCounts:

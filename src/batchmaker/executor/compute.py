@@ -80,10 +80,10 @@ class ComputingExecutor(ABC):
             torch.set_num_threads(before)
             self._runner.in_loops = True
 
-    def run_form(self, type_id: TypeId, num_sequence_inputs: int | None, ends: frozenset[str]) -> RunForm:
+    def run_form(self, type_id: TypeId, num_step_inputs: int | None, ends: frozenset[str]) -> RunForm:
         """See TellsForms."""
         cell = self._cells[type_id]
-        return run_form(cell if num_sequence_inputs is None else cell.split(num_sequence_inputs), ends)
+        return run_form(cell if num_step_inputs is None else cell.split(num_step_inputs), ends)
 
     def counted(self, type_id: TypeId) -> RunCounts:
         """See TellsForms."""

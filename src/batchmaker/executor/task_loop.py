@@ -57,8 +57,8 @@ def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables, tests: Loop
     lanes = task.lanes
     if lanes is None:
         return _run_nodes(task, cell, tables)
-    num_sequence = len(cell.inputs) - len(lanes.tables)
-    cell = cell.split(num_sequence)
+    num_step_inputs = len(cell.inputs) - len(lanes.tables)
+    cell = cell.split(num_step_inputs)
     loop = cell.loop_for(task.largest)
     if isinstance(loop, GreedyLoop):
         looped, fetched = _described(task, lanes, cell, tables)
@@ -75,7 +75,7 @@ def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables, tests: Loop
     if loop.token is not None and cell.inputs[loop.token].dtype == "int64":
         source_tables, source_rows = task.source_tables[loop.token], task.source_rows[loop.token]
     else:
-        inputs = tuple([_inputs(task.source_tables[k], task.source_rows[k], tables) for k in range(num_sequence)])
+        inputs = tuple([_inputs(task.source_tables[k], task.source_rows[k], tables) for k in range(num_step_inputs)])
     looped, fetched = _described(task, lanes, cell, tables, source_tables, source_rows, inputs)
     return Looped(task.num_steps, _as_values(task, fetched, cell)) if loop.run(looped) else None
 
@@ -146,9 +146,9 @@ def _hoisted(task: RunTask, cell: BoundCell, tables: StateTables) -> tuple[Tenso
     """Return the hoisted values of all positions, or more; None if the cell raises."""
     if not cell.hoisted:
         return ()
-    count, num_sequence = len(task.nodes), cell.num_sequence_inputs or 0
+    count, num_step_inputs = len(task.nodes), cell.num_step_inputs or 0
     room, columns = hoisted_rows(count), []
-    for spec, of, rows in zip(cell.inputs[:num_sequence], task.source_tables, task.source_rows, strict=False):
+    for spec, of, rows in zip(cell.inputs[:num_step_inputs], task.source_tables, task.source_rows, strict=False):
         values = np.zeros((room, *spec.shape), np.int16 if spec.dtype == "bfloat16" else spec.dtype)
         values[:count] = _inputs(of, rows, tables)
         column = torch.from_numpy(values)

@@ -133,8 +133,8 @@ class RunningTask:
         result = StepsResult(task.task, first, self.num_finished, brought, tuple(failed), busy_s)
         if self._tests is None:
             return result
-        told = slice(task.begin_of(first), self._ends[self.num_finished - 1])
-        return replace(result, stopped=self._stopped[told], skipped=self._skipped[told])
+        ran = slice(task.begin_of(first), self._ends[self.num_finished - 1])
+        return replace(result, stopped=self._stopped[ran], skipped=self._skipped[ran])
 
     def _run_step(self, number: int, failed: Failures) -> None:
         """Run one step. Adds the positions of the task at which it failed to `failed`."""
@@ -230,7 +230,7 @@ class RunningTask:
 
     # --- chains --------------------------------------------------------------------------------------------------
 
-    def _hoist(self, cell: BoundCell, num_sequence_inputs: int) -> Outputs:
+    def _hoist(self, cell: BoundCell, num_step_inputs: int) -> Outputs:
         """Compute the part that does not depend on state, for all positions of the task at once.
 
         Returns its rows, with room for the padding of each step, and notes the rows at which the cell raised. Later
@@ -246,7 +246,7 @@ class RunningTask:
         columns = tuple(
             [
                 self._gather(task.source_tables[port], task.source_rows[port], room, spec)
-                for port, spec in enumerate(cell.inputs[:num_sequence_inputs])
+                for port, spec in enumerate(cell.inputs[:num_step_inputs])
             ]
         )
         try:
@@ -274,12 +274,12 @@ class RunningTask:
         cell = self._cell.split(len(self._cell.inputs) - num_state)
         batch = end - begin if ran is None else len(ran)
         padded = self._sizes[bisect_left(self._sizes, batch)]
-        num_sequence, moves = len(cell.inputs) - num_state, within(lanes.move_at, begin, end)
+        num_step_inputs, moves = len(cell.inputs) - num_state, within(lanes.move_at, begin, end)
         if self._memories is None:
-            hoisted = tuple([_chosen(rows, begin, padded, ran) for rows in self._hoist(cell, num_sequence)])
+            hoisted = tuple([_chosen(rows, begin, padded, ran) for rows in self._hoist(cell, num_step_inputs)])
         else:
             running = slice(begin, end) if ran is None else begin + ran
-            hoisted = self._inputs(running, padded, num_sequence, stay=moves.stop == moves.start)
+            hoisted = self._inputs(running, padded, num_step_inputs, stay=moves.stop == moves.start)
         size = len(hoisted)
 
         def step(*given: Tensor) -> Outputs:

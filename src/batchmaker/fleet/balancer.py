@@ -163,8 +163,8 @@ class Lease:
             self._open.lock.release()
             self._open.is_disputed |= self._open.is_begun and self.asked.chunk.start and not answered
             self._open.is_begun = self._open.is_begun or answered
-            over = self.asked.chunk.end if answered else self._began
-            if over and not self._open.num_chunks:
+            has_ended = self.asked.chunk.end if answered else self._began
+            if has_ended and not self._open.num_chunks:
                 balancer.forget(self._name, self._open)
 
 

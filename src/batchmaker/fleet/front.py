@@ -59,7 +59,7 @@ _JUDGED_S: Final = 10.0
 
 @final
 class Front:
-    """Routes calls. It belongs behind a Gate, which checks keys and answers errors.
+    """Routes calls. It belongs behind a `CallMiddleware`, which checks keys and answers errors.
 
     on_suspect: called with a replica that did not answer. page: shown at /page.
     """

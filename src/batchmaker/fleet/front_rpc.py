@@ -18,7 +18,7 @@ from batchmaker.fleet.upstream import NoAnswerError
 from batchmaker.server.access.sender import HEADER as SENDER
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.observe.request_ids import HEADER
-from batchmaker.server.rpc.gate import CODE, Answer, RpcCall
+from batchmaker.server.rpc.handlers import CODE, Answer, RpcCall
 from batchmaker.server.rpc.schema import SERVICE, decode
 from batchmaker.server.rpc.wire import FINAL
 
@@ -72,6 +72,7 @@ class FleetAnswers:
         stream: Any = None
 
         async def ask(lease: Lease) -> Any:
+            """Open the stream to one replica, and return its first message. NoAnswerError if the replica has ended."""
             nonlocal stream
             link: Link = lease.replica.link
             stream = link.rpc.stream_stream(f"/{SERVICE}/ModelStreamInfer")(
@@ -126,6 +127,8 @@ def fleet_methods(front: Front, answers: FleetAnswers) -> dict[str, Answer]:
         raise unsupported_load()
 
     def described(method: str) -> Answer:
+        """Return the function of a method that any replica can answer, because all have the same models."""
+
         async def describe(asked: Any, call: RpcCall) -> bytes:
             replica = front.balancer.any_open()
             try:

@@ -31,8 +31,8 @@ from batchmaker.server.access.connections import Connections
 from batchmaker.server.access.origins import Origins
 from batchmaker.server.access.request_body import BodyBudget
 from batchmaker.server.config import AuthConfig, Config, FleetConfig, TlsConfig, check_config
-from batchmaker.server.http.gate import Gate
 from batchmaker.server.http.listener import HttpListener, http_listener
+from batchmaker.server.http.middleware import CallMiddleware
 from batchmaker.server.http.protocol import limited_protocol
 from batchmaker.server.http.refusals import Refusals
 from batchmaker.server.listening import LAST_ANSWERS_S, LAST_WRITES_S, LOOPBACK, address_of, bind
@@ -96,7 +96,7 @@ def replica_config(config: Config, *, has_keys: bool) -> Config:
 
 @final
 class FleetServer:
-    """The front and its fleet. Used from one event loop; `app` is the front behind its Gate."""
+    """The front and its fleet. Used from one event loop; `app` is the front behind its middleware."""
 
     def __init__(self, config: Config, launcher: FleetLauncher) -> None:
         """Bind to the addresses. OptionError for settings that cannot be used."""
@@ -131,7 +131,7 @@ class FleetServer:
         origins = Origins(config.hosts, config.auth.origins, only_this_machine=only_this_machine)
         spans = Spans(enabled=config.log.spans)
         open_paths = frozenset({"/page", "/v2/health/live", "/v2/health/ready"})
-        self.app = Gate(
+        self.app = CallMiddleware(
             self.front, self._keys, origins, spans, log_access=config.log.access, open_paths=open_paths,
             answered=access.answered,
         )  # fmt: skip
@@ -271,20 +271,20 @@ async def _serve_fleet(
     on_ready: Callable[[list[str], int], None],
     read: Callable[[], Config],
 ) -> bool:
-    loop, told, updates = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    loop, stop_event, updates = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
     def stop() -> None:
-        if told.is_set():  # a second signal: replicas end with this process
+        if stop_event.is_set():  # a second signal: replicas end with this process
             end = threading.Timer(_AT_ONCE_S, os._exit, (1,))
             end.daemon = True
             end.start()
-        told.set()
+        stop_event.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, updates.set)
     server = FleetServer(config, launcher)
-    starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(told.wait())
+    starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(stop_event.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()

@@ -48,8 +48,8 @@ class NodeBlock:
 class Run:
     """A chain of nodes of one type as one entry: `length` steps from node `first` on.
 
-    sequences: for each sequence input, None (it came with the request) or (source nodes [length], output). init: for
-    each state input (source, output); source may be HOST or ZERO. The memories of the cell are sequence inputs that are
+    sequences: for each step input, None (it came with the request) or (source nodes [length], output). init: for
+    each state input (source, output); source may be HOST or ZERO. The memories of the cell are step inputs that are
     None here: they are in the graph's `memories`. open_ended: the run may stop before `length`, at a
     value that the driver sees.
     """

@@ -72,9 +72,9 @@ class CellType:
     form_of: TypeId | None = None
     memories: tuple[int, ...] = ()
 
-    def in_form(self, type_id: TypeId, num_sequence_inputs: int) -> CellType:
+    def in_form(self, type_id: TypeId, num_step_inputs: int) -> CellType:
         """Return the type of the same cell in chains with so many inputs per step. They run apart from the others."""
-        form = {0: "loop", 1: "run"}.get(num_sequence_inputs, f"run {num_sequence_inputs}")
+        form = {0: "loop", 1: "run"}.get(num_step_inputs, f"run {num_step_inputs}")
         return replace(self, type_id=type_id, name=f"{self.name} {form}", form_of=self.type_id)
 
     def __post_init__(self) -> None:
@@ -94,6 +94,6 @@ class CellType:
     def min_batch(self) -> int:
         return self.batch_sizes[0]
 
-    def state_inputs(self, num_sequence_inputs: int) -> range:
+    def state_inputs(self, num_step_inputs: int) -> range:
         """Indices of the inputs that a chain feeds from its previous step."""
-        return range(num_sequence_inputs, len(self.inputs))
+        return range(num_step_inputs, len(self.inputs))

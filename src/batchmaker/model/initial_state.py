@@ -25,26 +25,26 @@ _MAX_TRIES: Final = 512
 _STEPS: Final = nn.LSTMCell | nn.GRUCell | nn.RNNCell
 
 
-def initial_state(cell: Cell, sequence: State) -> State:
+def initial_state(cell: Cell, step_inputs: State) -> State:
     """Return the specs of a chain's initial state when the unfold function gives none: declared, or found by trials."""
     if cell.declared is not None:
-        return cell.declared.inputs[len(sequence) :]
+        return cell.declared.inputs[len(step_inputs) :]
     if cell.state is not None:
         return cell.state
     if cell.memories:
-        flat = with_rooms(sequence, len(cell.memories), TRIED_ROOM)
-        return zero_state_specs(cell.module, flat, cell.module_for(sequence))
+        flat = with_rooms(step_inputs, len(cell.memories), TRIED_ROOM)
+        return zero_state_specs(cell.module, flat, cell.module_for(step_inputs))
     if cell.programs is not None:
-        return cell.programs.state_after(sequence)
+        return cell.programs.state_after(step_inputs)
     if isinstance(cell.module, Opaque):
-        return _state_of_opaque(cell.module, len(sequence))
-    return zero_state_specs(cell.module, sequence)
+        return _state_of_opaque(cell.module, len(step_inputs))
+    return zero_state_specs(cell.module, step_inputs)
 
 
-def _state_of_opaque(module: Opaque, num_sequence_inputs: int) -> State:
-    """Return the inputs after the sequence inputs. ModelError if their sizes are open."""
+def _state_of_opaque(module: Opaque, num_step_inputs: int) -> State:
+    """Return the inputs after the step inputs. ModelError if their sizes are open."""
     specs = []
-    for form in module.inputs[num_sequence_inputs:]:
+    for form in module.inputs[num_step_inputs:]:
         if form.spec is None:
             raise ModelError(
                 f"the state {form.name!r} is {form}, with a size that is open, so there are no zeros to start from. "
@@ -54,8 +54,8 @@ def _state_of_opaque(module: Opaque, num_sequence_inputs: int) -> State:
     return tuple(specs)
 
 
-def zero_state_specs(module: nn.Module, sequence: State, run: nn.Module | None = None) -> State:
-    """Return the row specs of the state that `module` takes after its sequence inputs, all to start at zero.
+def zero_state_specs(module: nn.Module, step_inputs: State, run: nn.Module | None = None) -> State:
+    """Return the row specs of the state that `module` takes after its step inputs, all to start at zero.
 
     The shapes are right if the module's last outputs have exactly the rows of its state. These are tried in order: the
     states of the recurrent cells in it; one width for all parts, first those of a `hidden_size`, then every size of a
@@ -66,25 +66,26 @@ def zero_state_specs(module: nn.Module, sequence: State, run: nn.Module | None =
     name = type(module).__name__
     if isinstance(module, _STEPS):
         return _state_of(module, float_dtype(module))
-    num_states = num_inputs(module) - len(sequence)
+    num_states = num_inputs(module) - len(step_inputs)
     if num_states < 0:
         raise ModelError(
-            f"{name}: forward() takes {num_states + len(sequence)} inputs, got {len(sequence)} per step. "
+            f"{name}: forward() takes {num_states + len(step_inputs)} inputs, got {len(step_inputs)} per step. "
             "Give as many values per step as forward() takes before its state."
         )
     if num_states == 0:
         return ()
     search = _StateSearch(module, num_states, module if run is None else run)
-    found = search.found(sequence, different=True)
+    found = search.found(step_inputs, different=True)
     if found is not None:
         return found
-    why = None if run is not None else cause_of(module, sequence, lambda other: search.found(other) is not None)
+    why = None if run is not None else cause_of(module, step_inputs, lambda other: search.found(other) is not None)
     if why is not None:
         raise ShapeError(f"{name}, {why}")
     raise ModelError(
         f"{name}: no width found at which its last {num_states} outputs have the rows of its state"
-        f"{search.said(sequence)}. Return the next state as the last outputs, in the order of the inputs, and declare "
-        "its widths with bm.Cell(module, state=(64, 128)), or give init=, one row for each part, without a batch."
+        f"{search.said(step_inputs)}. Return the next state as the last outputs, in the order of the inputs, and "
+        "declare its widths with bm.Cell(module, state=(64, 128)), or give init=, one row for each part, without a "
+        "batch."
     )
 
 
@@ -112,7 +113,7 @@ class _StateSearch:
         self._module, self._flat, self._num_states = module, flat_module(run), num_states
         self._dtype = float_dtype(module)
 
-    def found(self, sequence: State, *, different: bool = False) -> State | None:
+    def found(self, step_inputs: State, *, different: bool = False) -> State | None:
         """Return the state for these inputs, None if there is none. ModelError if there are several.
 
         different: also try parts of different widths.
@@ -128,7 +129,7 @@ class _StateSearch:
         for group in groups:
             fitting: list[State] = []
             for tried in group:
-                fit = self._fixed_point(sequence, tried)
+                fit = self._fixed_point(step_inputs, tried)
                 if fit is not None and fit not in fitting:
                     fitting.append(fit)
                 if len(fitting) > 1 and group is groups[-1] and different:
@@ -143,12 +144,12 @@ class _StateSearch:
                 )
         return None
 
-    def said(self, sequence: State) -> str:
+    def said(self, step_inputs: State) -> str:
         """Return the module's reply to the likeliest state, for a message."""
         for tried in chain(self._of_cells(), self._alike(parameter_sizes(self._module)[-1:])):
             shown = ", ".join(map(str, tried))
             try:
-                return f": it gives ({', '.join(map(str, self._run(sequence, tried)))}) for a state of ({shown})"
+                return f": it gives ({', '.join(map(str, self._run(step_inputs, tried)))}) for a state of ({shown})"
             except Exception as error:  # any exception of the module
                 return f": with a state of ({shown}) it raised {said_first(error)}"
         return ""
@@ -170,19 +171,19 @@ class _StateSearch:
             for chosen in islice(product(widths, repeat=self._num_states), _MAX_TRIES):
                 yield tuple([ValueSpec((width,), self._dtype) for width in chosen])
 
-    def _run(self, sequence: State, state: State) -> State:
+    def _run(self, step_inputs: State, state: State) -> State:
         with torch.no_grad():
-            returned = self._flat(*example_rows(sequence, 2), *example_rows(state, 2))
+            returned = self._flat(*example_rows(step_inputs, 2), *example_rows(state, 2))
         return tuple(map(spec_of_rows, flat_outputs(returned, "")))
 
-    def _fixed_point(self, sequence: State, state: State) -> State | None:
+    def _fixed_point(self, step_inputs: State, state: State) -> State | None:
         """Return a state with specs that the module reproduces.
 
         It is the given state, or one with the widths that the module returns for it.
         """
         for _ in range(2):
             try:
-                outputs = self._run(sequence, state)
+                outputs = self._run(step_inputs, state)
             except Exception:  # a wrong width may raise anything
                 return None
             made = outputs[len(outputs) - self._num_states :]

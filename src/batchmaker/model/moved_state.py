@@ -84,6 +84,10 @@ def written(moved: MovedState, identity: str) -> bytes:
             tensors[f"kept.{number}.{output}"] = torch.stack([moved.values[place][output] for place in places])
 
     def plain(part: Any, depth: int = 0) -> Any:
+        """Return a part of the state as JSON has it; its tensors and arrays are added to `tensors`.
+
+        SequenceStateError for an object of another class, and for containers more than _MOST_DEEP deep.
+        """
         if depth > _MOST_DEEP:
             raise SequenceStateError(f"the state has containers in containers, more than {_MOST_DEEP} deep")
         kind = type(part)

@@ -44,19 +44,19 @@ def input_names(module: nn.Module, example_request: Any) -> tuple[str, ...]:
     parameters = {p.name: p for p in signature if p.kind is not p.VAR_KEYWORD}
     needed = [p.name for p in parameters.values() if p.default is p.empty]
     if isinstance(example_request, Mapping):
-        given = [parameter for parameter in parameters if parameter in example_request]
+        names = [parameter for parameter in parameters if parameter in example_request]
         wrong = sorted(map(str, set(example_request) - set(parameters)))
     elif isinstance(example_request, tuple):
-        given, wrong = list(parameters)[: len(example_request)], []
+        names, wrong = list(parameters)[: len(example_request)], []
     else:
-        given, wrong = needed or list(parameters)[:1], []
-    missing = [parameter for parameter in needed if parameter not in given]
-    if wrong or missing or not given:
+        names, wrong = needed or list(parameters)[:1], []
+    missing = [parameter for parameter in needed if parameter not in names]
+    if wrong or missing or not names:
         raise ModelError(
             f"{name}: forward() takes {', '.join(parameters)}; the example request gives "
-            f"{', '.join([*given, *wrong]) or 'nothing'}. Give a dict by name, a tuple in order, or one tensor."
+            f"{', '.join([*names, *wrong]) or 'nothing'}. Give a dict by name, a tuple in order, or one tensor."
         )
-    return tuple(given)
+    return tuple(names)
 
 
 def trace_modules(module: nn.Module, inputs: tuple[str, ...], leaf: Callable[[nn.Module], bool]) -> Traced:
@@ -66,8 +66,8 @@ def trace_modules(module: nn.Module, inputs: tuple[str, ...], leaf: Callable[[nn
     traced.
     """
     parameters = signature_of(module).parameters.values()
-    left = {p.name: p.default for p in parameters if p.name not in inputs and p.kind is not p.VAR_KEYWORD}
-    graph = _Tracer(leaf).trace(module, concrete_args=left or None)
+    defaults = {p.name: p.default for p in parameters if p.name not in inputs and p.kind is not p.VAR_KEYWORD}
+    graph = _Tracer(leaf).trace(module, concrete_args=defaults or None)
     for node in reversed(graph.nodes):
         fixed = node.op == "placeholder" and not any(str(node.target) == name for name in inputs)
         if is_check(node) or (fixed and not node.users):

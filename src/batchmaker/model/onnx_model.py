@@ -126,9 +126,10 @@ def open_onnx(
     made = _chosen("output", [_form(arg, "output", file.where) for arg in session.get_outputs()], outputs)
     if not given:
         raise ModelError(f"{file.where}: takes no inputs, expected at least one. Its dimension 0 is the batch.")
-    left = {arg.name for arg in session.get_inputs()} - {form.name for form in given}
-    if left:
-        raise OptionError(f"{file.where}: inputs leaves out {', '.join(sorted(left))}; name all of them, in any order")
+    missing = {arg.name for arg in session.get_inputs()} - {form.name for form in given}
+    if missing:
+        names = ", ".join(sorted(missing))
+        raise OptionError(f"{file.where}: inputs leaves out {names}; name all of them, in any order")
     return OnnxModel(file, session, given, made, threads)
 
 

@@ -127,8 +127,8 @@ class Reads:
             self._lookups.refuse(f"{name} is a {type(found).__name__}")
 
         @functools.wraps(found)
-        def called(*given: Any, **named: Any) -> Any:
-            return self.call(found, *given, **named)
+        def called(*arguments: Any, **named: Any) -> Any:
+            return self.call(found, *arguments, **named)
 
         return called
 
@@ -138,39 +138,39 @@ class Reads:
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
-    def call(self, function: Any, /, *given: Any, **named: Any) -> Any:
+    def call(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
         """function(*given, **named)."""
         kind = type(function)
         if kind is FunctionType:
-            return self._of_python(function, given, named)
+            return self._of_python(function, arguments, named)
         if kind is MethodType:
-            return self.call(function.__func__, function.__self__, *given, **named)
+            return self.call(function.__func__, function.__self__, *arguments, **named)
         if kind is Cell:
-            return function(*map(self._for_cells, given), **named)
+            return function(*map(self._for_cells, arguments), **named)
         if kind is functools.partial:
-            return self._of_partial(function, given, named)
+            return self._of_partial(function, arguments, named)
         if kind in _BUILT_IN:
-            return self._built_in(function, given, named)
+            return self._built_in(function, arguments, named)
         if kind in METACLASSES:
-            return self._made(function, given, named)
+            return self._made(function, arguments, named)
         called = self._lookups.found(kind, "__call__")
         if type(called) is not FunctionType:
             self._lookups.refuse(f"it calls a {kind.__name__}")
         self._lookups.record.kind(function)
-        return self._of_python(called, (function, *given), named)
+        return self._of_python(called, (function, *arguments), named)
 
-    def _of_python(self, function: FunctionType, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _of_python(self, function: FunctionType, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         names = function.__globals__
         if type(names) is _Globals:
-            return function(*given, **named)
+            return function(*arguments, **named)
         if function in PURE:
-            return self._pure(function, given, named)
+            return self._pure(function, arguments, named)
         if id(names) in OURS:
-            return self._of_ours(function, given, named)
+            return self._of_ours(function, arguments, named)
         observed = self._observed.get(id(function))
         if observed is None:
             observed = self._observed[id(function)] = self._asking(function)
-        return observed(*given, **named)
+        return observed(*arguments, **named)
 
     def _asking(self, function: FunctionType) -> FunctionType:
         """Return the form of a function that asks, and note the function, its defaults and its closure."""
@@ -197,16 +197,17 @@ class Reads:
         observed.__kwdefaults__ = function.__kwdefaults__
         return observed
 
-    def _of_ours(self, function: FunctionType, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _of_ours(self, function: FunctionType, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Call a function of this library that reads nothing but what it is given."""
         if id(function.__globals__) == id(vars(decisions)):
-            asked = [self._for_decisions(part) for part in given]
+            asked = [self._for_decisions(part) for part in arguments]
             return function(*asked, **{name: self._for_decisions(part) for name, part in named.items()})
-        if type(given[0]) is Cell and function.__name__ == "loop":
-            self._lookups.record.name(vars(given[0]), "host_outputs")
+        if type(arguments[0]) is Cell and function.__name__ == "loop":
+            self._lookups.record.name(vars(arguments[0]), "host_outputs")
             if inherits(named.get("until"), FunctionType, MethodType):
-                return function(*map(self._for_cells, given), **named)  # a loop's end is looked at later
-        return function(*map(self._for_cells, given), **{name: self._for_cells(part) for name, part in named.items()})
+                return function(*map(self._for_cells, arguments), **named)  # a loop's end is looked at later
+        named = {name: self._for_cells(part) for name, part in named.items()}
+        return function(*map(self._for_cells, arguments), **named)
 
     def _for_decisions(self, value: Any) -> Any:
         """An argument of `cond`, `switch` or `while_loop`: a function, several, or a state."""
@@ -233,49 +234,50 @@ class Reads:
             return value
         return self._operands.compared(value)
 
-    def _of_partial(self, function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _of_partial(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if self._lookups.has_made(function):
-            return self.call(function.func, *function.args, *given, **{**function.keywords, **named})
+            return self.call(function.func, *function.args, *arguments, **{**function.keywords, **named})
         record = self._lookups.record
         inner, before, names = [
             self._lookups.entered(record.slot(vars(functools.partial)[name], function))
             for name in ("func", "args", "keywords")
         ]
-        return self.call(inner, *before, *given, **{**names, **named})
+        return self.call(inner, *before, *arguments, **{**names, **named})
 
     # --- what is built in ------------------------------------------------------------------------------------------
 
-    def _built_in(self, function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _built_in(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if function in _SPECIAL:
-            return _SPECIAL[function](self, *given, **named)
+            return _SPECIAL[function](self, *arguments, **named)
         if function in STRUCTURAL:
-            return self._structural(function, given, named)
+            return self._structural(function, arguments, named)
         if function in PURE:
-            return self._pure(function, given, named)
+            return self._pure(function, arguments, named)
         owner = getattr(function, "__self__", None)
         kind = type(owner)
         if kind in CONTAINERS or kind in VIEWS or kind in DATA or kind in ARRAYS:
-            return self._method(function, owner, kind, given, named)
+            return self._method(function, owner, kind, arguments, named)
         return self._lookups.refuse(f"it calls {function.__name__}")
 
-    def _made(self, kind: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _made(self, kind: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Call a class."""
         if kind in _SPECIAL:
-            return _SPECIAL[kind](self, *given, **named)
+            return _SPECIAL[kind](self, *arguments, **named)
         if kind in STRUCTURAL:
-            return self._structural(kind, given, named)
+            return self._structural(kind, arguments, named)
         if kind in PURE:
-            return self._pure(kind, given, named)
-        if kind is functools.partial and given and type(given[0]) is not kind:  # of another it takes the parts unseen
-            return self._lookups.made(functools.partial(given[0], *given[1:], **named))
+            return self._pure(kind, arguments, named)
+        if kind is functools.partial and arguments and type(arguments[0]) is not kind:
+            # of another one it takes the parts unseen
+            return self._lookups.made(functools.partial(arguments[0], *arguments[1:], **named))
         if is_known_error(kind):
-            return kind(*map(self._operands.known, given), **named)
+            return kind(*map(self._operands.known, arguments), **named)
         if kind is super:
-            return kind(*given)
+            return kind(*arguments)
         if self._is_named_tuple(kind):
-            return kind(*given, **named)
+            return kind(*arguments, **named)
         if self._is_dataclass(kind):
-            return self._lookups.made(kind(*given, **named))
+            return self._lookups.made(kind(*arguments, **named))
         return self._lookups.refuse(f"it makes a {kind.__name__}")
 
     def _is_named_tuple(self, kind: Any) -> bool:
@@ -308,16 +310,16 @@ class Reads:
             and (not frozen or kind.__dataclass_params__.frozen)
         )
 
-    def _structural(self, function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        for part in given:
+    def _structural(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        for part in arguments:
             if type(part) not in DATA:
                 self._operands.iterated(part)
-        return function(*given, **{name: self._operands.known(part) for name, part in named.items()})
+        return function(*arguments, **{name: self._operands.known(part) for name, part in named.items()})
 
-    def _pure(self, function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _pure(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if function in WITH_KEY and (key := named.pop("key", None)) is not None:
             named["key"] = None
-            values = list(self._operands.iterated(given[0])) if len(given) == 1 else list(given)
+            values = list(self._operands.iterated(arguments[0])) if len(arguments) == 1 else list(arguments)
             keys = [self._operands.compared(self.call(key, value)) for value in values]
             places = {id(value): made for value, made in zip(values, keys, strict=True)}
             return function(values, **{**named, "key": lambda value: places[id(value)]})
@@ -325,17 +327,19 @@ class Reads:
             self._lookups.record.answer(torch.get_default_dtype)
         data = [
             self._operands.known(list(part) if type(part) in ITERATORS or type(part) in VIEWS else part)
-            for part in given
+            for part in arguments
         ]
         return function(*data, **{name: self._operands.known(part) for name, part in named.items()})
 
-    def _method(self, function: Any, owner: Any, kind: type[Any], given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _method(
+        self, function: Any, owner: Any, kind: type[Any], arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
         """Call a method of a container, a number, a text or an array."""
         name, asked = function.__name__, self._operands
         if kind in ARRAYS:
             if name not in OF_ARRAYS:
                 self._lookups.refuse(f"it calls {name} of an array")
-            return function(*map(asked.known, given), **{key: asked.known(part) for key, part in named.items()})
+            return function(*map(asked.known, arguments), **{key: asked.known(part) for key, part in named.items()})
         if name.startswith("__"):
             self._lookups.refuse(f"it calls {name}")
         if name in COMPARES.get(kind, ()):
@@ -349,14 +353,14 @@ class Reads:
             self._lookups.refuse("it changes what it has not made")
         if kind is list or kind is tuple:
             if name == "extend":
-                asked.iterated(given[0])
+                asked.iterated(arguments[0])
         elif kind is dict:
-            for part in given[:1]:
+            for part in arguments[:1]:
                 asked.mapping(part) if name == "update" else asked.compared(part)
         else:
             ask = asked.compared if kind in CONTAINERS else asked.known
-            given = tuple([ask(list(part) if type(part) in ITERATORS else part) for part in given])
-        return function(*given, **{key: asked.known(part) for key, part in named.items()})
+            arguments = tuple([ask(list(part) if type(part) in ITERATORS else part) for part in arguments])
+        return function(*arguments, **{key: asked.known(part) for key, part in named.items()})
 
     # --- functions that are told apart from others -----------------------------------------------------------------
 

@@ -144,8 +144,8 @@ class RecurrentLayers(Model):
             made = []
             for direction in self.directions:
                 cell: Cell = getattr(self, f"l{layer}{direction}")
-                given = tuple([reversed_data(x) for x in below]) if direction else below
-                ended = cell.run(given, starts[len(ends)])
+                inputs = tuple([reversed_data(x) for x in below]) if direction else below
+                ended = cell.run(inputs, starts[len(ends)])
                 ends.append(ended if isinstance(ended, tuple) else (ended,))
                 steps = ends[-1][0].steps
                 made.append(steps[::-1] if direction else steps)

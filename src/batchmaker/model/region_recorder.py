@@ -354,6 +354,7 @@ class Decisions:
         handles = [part if s is None else region.handle(next(at), s) for part, s in zip(given, specs, strict=True)]
 
         def iteration() -> tuple[bool, bool]:
+            """Record the body once. Return whether going on, and whether keeping a value, depend on computed values."""
             body = self._now
             following = body_fn(built(init, iter(handles)))
             changed = [part for part, spec in zip(flat(following)[0], specs, strict=True) if spec is not None]

@@ -106,7 +106,7 @@ class CellRegistry:
         self.modules: list[nn.Module] = []
         self._cells: list[Cell] = []
         self._trials: list[TrialRows] = []
-        self.num_sequence_inputs: dict[TypeId, int] = {}
+        self.num_step_inputs: dict[TypeId, int] = {}
         self._forms: dict[tuple[TypeId, int], CellType] = {}
         self.ends: dict[TypeId, dict[str, None]] = {}  # at what its chains end, in words
         self._apart: dict[TypeId, tuple[str, ...]] = {}
@@ -126,7 +126,7 @@ class CellRegistry:
 
     def notes_of(self, type_id: TypeId) -> tuple[str, ...]:
         """Return the notes of one type; see `notes`."""
-        bound, count = self.bound[type_id], self.num_sequence_inputs.get(type_id)
+        bound, count = self.bound[type_id], self.num_step_inputs.get(type_id)
         notes = bound.notes if count is None else bound.split(count).notes
         return (*notes, *self._apart.get(type_id, ()), *self._whole_runs.notes_of(type_id))
 
@@ -289,6 +289,7 @@ class CellRegistry:
         wanted = inputs if floats is None else floats.annotated(inputs, ports)
 
         def bound(wanted: tuple[ValueSpec, ...], trial: TrialRows) -> tuple[BoundCell, TrialRows]:
+            """Bind the cell for these inputs, and try it with these rows. ModelError if it refuses them."""
             with _threads(self._deterministic_for):
                 made = bind(
                     source,
@@ -344,27 +345,27 @@ class CellRegistry:
         known = argument.of.type_id
         return None if known is None else self.bound[known].sample[argument.of.index]
 
-    def in_runs(self, cell: CellType, num_sequence_inputs: int) -> CellType:
+    def in_runs(self, cell: CellType, num_step_inputs: int) -> CellType:
         """Return the type for chains of a cell with so many inputs per step: the cell's own for the first such number.
 
         The others have types of their own, with the same weights. ModelError if the cell does not return the state that
         such a chain feeds it.
         """
         type_id = cell.type_id
-        if self.num_sequence_inputs.get(type_id) == num_sequence_inputs:
+        if self.num_step_inputs.get(type_id) == num_step_inputs:
             return cell
         with _BINDING:
-            self.bound[type_id].split(num_sequence_inputs)
-            if self.num_sequence_inputs.setdefault(type_id, num_sequence_inputs) == num_sequence_inputs:
+            self.bound[type_id].split(num_step_inputs)
+            if self.num_step_inputs.setdefault(type_id, num_step_inputs) == num_step_inputs:
                 return cell
-            form = self._forms.get((type_id, num_sequence_inputs))
+            form = self._forms.get((type_id, num_step_inputs))
             if form is None:
-                form = self._forms[type_id, num_sequence_inputs] = self._in_form(cell, num_sequence_inputs)
+                form = self._forms[type_id, num_step_inputs] = self._in_form(cell, num_step_inputs)
             return form
 
-    def _in_form(self, cell: CellType, num_sequence_inputs: int) -> CellType:
-        form = cell.in_form(TypeId(len(self.types)), num_sequence_inputs)
-        self.num_sequence_inputs[form.type_id] = num_sequence_inputs
+    def _in_form(self, cell: CellType, num_step_inputs: int) -> CellType:
+        form = cell.in_form(TypeId(len(self.types)), num_step_inputs)
+        self.num_step_inputs[form.type_id] = num_step_inputs
         self.bound.append(self.bound[cell.type_id])
         self._trials.append(self._trials[cell.type_id])
         self.modules.append(self.modules[cell.type_id])
@@ -372,19 +373,19 @@ class CellRegistry:
         self._add(form)
         return form
 
-    def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
+    def zero_state(self, cell: Cell, step_inputs: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
         """Return the specs of a chain's initial state when the unfold function gives none."""
-        return initial_state(cell, sequence)
+        return initial_state(cell, step_inputs)
 
     def whole_form(
-        self, cell: Cell, known: CellType, given: Given, num_sequence_inputs: int, prefix: str = ""
+        self, cell: Cell, known: CellType, given: Given, num_step_inputs: int, prefix: str = ""
     ) -> WholeForm | None:
         """Return the second form of a cell's runs, if it is to be used. See CellTypes."""
         found = self._whole_runs.found(cell, known)
         if found is None:
             with _BINDING:
                 found = self._whole_runs.found(cell, known)
-                found = found or self._whole_runs.make(cell, known, given, num_sequence_inputs, prefix)
+                found = found or self._whole_runs.make(cell, known, given, num_step_inputs, prefix)
         return found
 
     def trial_rows(self, given: Given, inputs: tuple[ValueSpec, ...], cell: Cell) -> TrialRows:
@@ -425,9 +426,9 @@ class _Prefixed:
         """As in the registry, under a name with the model's prefix."""
         return self._registry.other(cell, inputs, error, given, self._prefix)
 
-    def whole_form(self, cell: Cell, known: CellType, given: Given, num_sequence_inputs: int) -> WholeForm | None:
+    def whole_form(self, cell: Cell, known: CellType, given: Given, num_step_inputs: int) -> WholeForm | None:
         """As in the registry, under a name with the model's prefix."""
-        return self._registry.whole_form(cell, known, given, num_sequence_inputs, self._prefix)
+        return self._registry.whole_form(cell, known, given, num_step_inputs, self._prefix)
 
 
 def _check_declared(declared: Declared, bound: BoundCell) -> None:

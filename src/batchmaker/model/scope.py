@@ -33,19 +33,19 @@ class CellTypes(Protocol[C]):
     def other(self, cell: C, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> CellType:
         """Return the type of a cell for other shapes than at first. Raises `error` if it does not take them."""
 
-    def in_runs(self, cell: CellType, num_sequence_inputs: int) -> CellType:
+    def in_runs(self, cell: CellType, num_step_inputs: int) -> CellType:
         """Return the type for chains of a cell with so many inputs per step: the cell's own for the first such number.
 
         ModelError if the cell does not return the state that such a chain feeds it.
         """
 
-    def whole_form(self, cell: C, known: CellType, given: Given, num_sequence_inputs: int) -> WholeForm | None:
+    def whole_form(self, cell: C, known: CellType, given: Given, num_step_inputs: int) -> WholeForm | None:
         """Return the second form of a cell's runs, if it is to be used; see Cell. known: the type of these runs.
 
         given: the arguments of the first run, by input. ModelError if the form gives something else than the steps.
         """
 
-    def zero_state(self, cell: C, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
+    def zero_state(self, cell: C, step_inputs: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
         """Return the specs of a chain's initial state when the unfold function gives none."""
 
 

@@ -66,13 +66,13 @@ def walk(rows: Floats, leaving: Floats, done_s: Floats, seconds: Floats) -> floa
             taken_s = seconds[type_id, min(batch, most)]
             if batch > most:
                 taken_s = (batch // most) * seconds[type_id, most] + seconds[type_id, batch % most]
-            left = 0.0
-            while left == 0.0 and step < longest:
+            gone = 0.0
+            while gone == 0.0 and step < longest:
                 step += 1
                 now_s += taken_s
                 done_s[type_id, step] = now_s
-                left = leaving[type_id, step]
-            running -= left
+                gone = leaving[type_id, step]
+            running -= gone
             batch = int(np.ceil(running - _ROUNDING))
     return now_s
 

@@ -71,9 +71,9 @@ class LazyPolicy(CellPolicy):
         "_rejected_at",
         "cap",
         "drops",
-        "left",
         "recent",
         "rules",
+        "steps_left",
         "times",
     )
 
@@ -112,7 +112,7 @@ class LazyPolicy(CellPolicy):
         self.rules = JoiningRules(_SLACK[slack], hopeless == "veto", estimate == "table", benefit)
         self.drops = hopeless == "drop"
         self.recent = stack == "recent"
-        self.left = StepsLeft(lengths, quantile, percent)
+        self.steps_left = StepsLeft(lengths, quantile, percent)
         self.times = ExpectedStepTimes(correct=lengths != "true")
         self._rejected_at: int | None = None
         self._num_types = 0
@@ -122,7 +122,7 @@ class LazyPolicy(CellPolicy):
 
     def use_profile(self, profile: CostProfile) -> None:
         """Use the step times and length profiles of this profile."""
-        self.left.use(profile)
+        self.steps_left.use(profile)
         self.times.use(profile)
         self._num_types = 0
 
@@ -166,7 +166,8 @@ class LazyPolicy(CellPolicy):
     def _num_joining(self, view: ReadyView, table: RequestTable, in_flight: Ints, candidates: Ints) -> int:
         return num_joining_of(
             np.concatenate((in_flight, candidates)), len(in_flight), table.left, table.done, table.width, table.open,
-            table.deadline_s, table.began_s, self.left.predictions(), self.times.replay.seconds, view.now_s, self.rules,
+            table.deadline_s, table.began_s, self.steps_left.predictions(), self.times.replay.seconds, view.now_s,
+            self.rules,
         )  # fmt: skip
 
     def _learn_new_types(self, view: ReadyView) -> None:
@@ -176,7 +177,7 @@ class LazyPolicy(CellPolicy):
     def learn_types(self, cells: Sequence[CellType]) -> None:
         """Note the cell types that there are."""
         self._num_types = len(cells)
-        self.left.learn_types(cells)
+        self.steps_left.learn_types(cells)
         self.times.learn_types(cells)
         self.cap = self._max_in_flight or min(cell.max_batch for cell in cells)
 
@@ -184,11 +185,11 @@ class LazyPolicy(CellPolicy):
         self.times.step_finished(type_id, batch, seconds)
 
     def requests_finished(self, view: ReadyView, slots: Sequence[int]) -> None:
-        self.left.requests_finished(view.requests, slots)
+        self.steps_left.requests_finished(view.requests, slots)
 
     def _hopeless(self, view: ReadyView, slots: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         table = view.requests
-        alone_s = self.times.replay.alone(self.left.left(table, slots))
+        alone_s = self.times.replay.alone(self.steps_left.left(table, slots))
         late: np.ndarray[tuple[int], np.dtype[np.bool_]] = view.now_s + alone_s > table.deadline_s[slots]
         return late
 
@@ -196,7 +197,8 @@ class LazyPolicy(CellPolicy):
         """Return a number per model. The smallest runs first."""
         return urgencies(
             slots, table.left, table.done, table.width, table.open, table.deadline_s, table.began_s, table.model,
-            table.num_models, NO_PREDICTIONS if self.recent else self.left.predictions(), self.times.replay.seconds,
+            table.num_models, NO_PREDICTIONS if self.recent else self.steps_left.predictions(),
+            self.times.replay.seconds,
             self.recent,
         )  # fmt: skip
 

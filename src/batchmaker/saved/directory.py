@@ -118,6 +118,7 @@ def _state_to_json(model: Model, where: str, paths: dict[int, str]) -> Any:
     """Return a model's state; cells in it as {"$cell": path}, models as {"$model": ...}. paths: of cells by id."""
 
     def other(value: Any, where: str) -> Any:
+        """Return a cell or a model in the state as JSON; None for a value of any other kind."""
         if isinstance(value, Cell) and id(value) in paths:
             return {"$cell": paths[id(value)]}
         if isinstance(value, Model):
@@ -178,6 +179,7 @@ def _state_from_json(state: Any, where: str, cells: dict[str, Cell], model_class
     """Return a model's state with its cells and models. model_class: the class of the whole model."""
 
     def other(tag: str, content: Any, where: str) -> Any:
+        """Return the cell or model that JSON stands for. SavedModelError if it is malformed or forbidden."""
         try:
             if tag == "$cell":
                 return cells[content]

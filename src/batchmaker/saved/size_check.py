@@ -95,18 +95,18 @@ class _SizeReader:
             return self.read(node.operand, depth)
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             raise NoSizeError("it holds something else than calls and numbers")
-        name, given = node.func.id, node.args
+        name, arguments = node.func.id, node.args
         if name in ("Symbol", "Float"):
             return _leaf(name, node)
         fewest, most = _ARGUMENTS.get(name, (1, 0))
-        if node.keywords or not fewest <= len(given) <= most:
+        if node.keywords or not fewest <= len(arguments) <= most:
             raise NoSizeError(f"it calls {name[:32]} in another way than known here")
         if name == "Pow":
-            base, exponent = self.read(given[0], depth), abs(_integer(given[1]))
+            base, exponent = self.read(arguments[0], depth), abs(_integer(arguments[1]))
             if exponent > _MAX_EXPONENT:
                 raise NoSizeError("it has a large exponent")
             return _Bound(base.bits * max(exponent, 1), min(base.summands**exponent, _MAX_EXPANDED + 1))
-        parts = [self.read(part, depth) for part in given]
+        parts = [self.read(part, depth) for part in arguments]
         if name == "Mul":
             summands = 1
             for part in parts:

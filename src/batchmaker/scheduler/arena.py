@@ -47,7 +47,7 @@ from batchmaker.scheduler.layout import (
     NUM_OUTPUTS,
     NUM_PORTS,
     NUM_ROWS,
-    NUM_SEQUENCE,
+    NUM_STEP_INPUTS,
     OWN_MEMORY,
     PLACES,
     POOL,
@@ -87,7 +87,7 @@ class Arena:
 
     _NODE_ROWS = ("state", "subgraph", "request", "pending", "uses", "held", "row", "fetch", "first_edge", "num_edges")
     _SUBGRAPH_ROWS = (
-        "type", "head", "size", "span", "external", "pin", "in_flight", "sequence", "end", "open_ended", "lane",
+        "type", "head", "size", "span", "external", "pin", "in_flight", "serial", "end", "open_ended", "lane",
         "lane_worker",
     )  # fmt: skip
 
@@ -108,7 +108,7 @@ class Arena:
     external: Ints
     pin: Ints
     in_flight: Ints
-    sequence: Ints
+    serial: Ints
     end: Ints
     open_ended: Ints
     lane: Ints
@@ -244,7 +244,7 @@ class Arena:
         """Add a cell type whose rows are in this pool."""
         number, (_, num_workers, _) = self.types.shape[1], self.lanes.shape
         facts = np.zeros((TYPE_FIELDS, 1), np.int64)
-        facts[[MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_OUTPUTS, POOL, NUM_SEQUENCE, PRIORITY], 0] = (
+        facts[[MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_OUTPUTS, POOL, NUM_STEP_INPUTS, PRIORITY], 0] = (
             cell.max_batch, cell.min_batch, len(cell.inputs), len(cell.outputs), pool, NOWHERE, cell.priority,
         )  # fmt: skip
         facts[[NUM_MEMORIES, OWN_MEMORY], 0] = len(cell.memories), any(output != GIVEN for output in cell.memories)

@@ -40,7 +40,7 @@ from batchmaker.scheduler.layout import (
     NUM_RESERVED,
     NUM_ROWS,
     NUM_RUNNING,
-    NUM_SEQUENCE,
+    NUM_STEP_INPUTS,
     OWN_MEMORY,
     OWN_TYPE_FOLLOWS,
     PATIENCE,
@@ -81,6 +81,7 @@ from batchmaker.scheduler.steps import (
     ROWS_WANTED,
     STEERS,
     Places,
+    TaskArrays,
     TaskLimits,
     marked,
     packed,
@@ -187,8 +188,8 @@ def form(addresses: Ints, type_id: int, worker: int, by_age: bool, may_ask: bool
     only_worker = worker if rules[SHARE_WORKERS] else NOWHERE
     ranked, plan_rows = state.counts[NUM_RANKED] > 0, rules[PLAN_ROWS] > 0
     max_batch, pool = types[MAX_BATCH, type_id], types[POOL, type_id]
-    num_inputs, num_sequence = types[NUM_INPUTS, type_id], types[NUM_SEQUENCE, type_id]
-    if plan_rows and num_sequence != NOWHERE and lanes[NUM_LANES, worker, type_id] == 0:  # its first task there
+    num_inputs, num_step_inputs = types[NUM_INPUTS, type_id], types[NUM_STEP_INPUTS, type_id]
+    if plan_rows and num_step_inputs != NOWHERE and lanes[NUM_LANES, worker, type_id] == 0:  # its first task there
         return without_steps(type_id, worker, 1)
     is_turn = ranked and 0 < rules[AGED_EVERY] <= lanes[TURNS_PASSED, worker, type_id] + 1
     by_age = by_age or is_turn
@@ -219,7 +220,8 @@ def form(addresses: Ints, type_id: int, worker: int, by_age: bool, may_ask: bool
             rows_wanted, rows_needed, keys, ranks = wanted, needed, keys[:0], ranks[:0]
     places = Places(
         plan_rows, worker, pools[NUM_FREE, pool], pools[FIRST_TABLE, pool], pools[END_TABLE, pool],
-        num_inputs if plan_rows else 0, (num_inputs if num_sequence == NOWHERE else num_sequence) if plan_rows else 0,
+        num_inputs if plan_rows else 0,
+        (num_inputs if num_step_inputs == NOWHERE else num_step_inputs) if plan_rows else 0,
         types[NUM_MEMORIES, type_id] if plan_rows else 0, rows_each,
     )  # fmt: skip
     limits = TaskLimits(
@@ -227,13 +229,16 @@ def form(addresses: Ints, type_id: int, worker: int, by_age: bool, may_ask: bool
         num_waiting > len(keys), rules[LOOPS_AHEAD] > 0, rules[OWN_TYPE_FOLLOWS] > 0,
     )  # fmt: skip
     first_row, first_lane = pools[ROWS_BEGIN, pool], lanes[LANES_BEGIN, worker, type_id]
-    steps = find_steps(
+    arrays = TaskArrays(
         nodes, subgraphs, state.source, state.source_table, state.reach, state.consumer, state.is_host,
         state.ports[type_id, : types[NUM_PORTS, type_id]],
         state.free_rows[first_row : first_row + pools[NUM_ROWS, pool]],
-        state.occupant[first_lane : first_lane + lanes[NUM_LANES, worker, type_id]], state.lane_tables[type_id], places,
-        limits, seconds, rows_wanted, rows_needed, keys, ranks[: len(keys) if ranked and not by_age else 0],
+        state.occupant[first_lane : first_lane + lanes[NUM_LANES, worker, type_id]], state.lane_tables[type_id],
+        seconds,
     )  # fmt: skip
+    steps = find_steps(
+        arrays, places, limits, rows_wanted, rows_needed, keys, ranks[: len(keys) if ranked and not by_age else 0]
+    )
     task = packed(steps, type_id, worker)
     if steps.num_steps == 0:
         return task
@@ -276,8 +281,8 @@ class Batcher:
             grown = state.tables.fit_rows(entry.pool, header[ROWS_WANTED], header[ROWS_NEEDED], state.grow)
             return () if grown is None else (grown,)
         if not entry.has_lane_tables:
-            assert entry.num_sequence_inputs is not None
-            state.tables.enter_lanes(entry.cell, entry.num_sequence_inputs, state.num_workers)
+            assert entry.num_step_inputs is not None
+            state.tables.enter_lanes(entry.cell, entry.num_step_inputs, state.num_workers)
             entry.has_lane_tables = True
         state.arena.grow_lanes(worker, entry.cell.type_id, header[LANES_WANTED])
         return ()
@@ -288,7 +293,7 @@ class Batcher:
         entry, worker = state.types[header[OF_TYPE]], WorkerId(header[ON_WORKER])
         if header[LANES_WANTED]:  # for its next steps
             state.arena.grow_lanes(worker, entry.cell.type_id, header[LANES_WANTED])
-        if entry.num_sequence_inputs is not None and state.plan_rows:
+        if entry.num_step_inputs is not None and state.plan_rows:
             self._reserve_lanes(entry, worker, commands)
         run = self._described(task, worker, entry, steps, header)
         if state.observed:
@@ -298,11 +303,11 @@ class Batcher:
 
     def _reserve_lanes(self, entry: TypeEntry, worker: WorkerId, commands: list[Command]) -> None:
         """Command how the lane tables must grow, if there are more lanes than rows."""
-        assert entry.num_sequence_inputs is not None
+        assert entry.num_step_inputs is not None
         type_id, lanes = entry.cell.type_id, self._state.arena.lanes
         if lanes[NUM_LANES, worker, type_id] > lanes[NUM_RESERVED, worker, type_id]:
             lanes[NUM_RESERVED, worker, type_id] = max(int(lanes[NUM_LANES, worker, type_id]), entry.cell.max_batch)
-            specs = self._state.tables.lanes(worker, entry.cell, entry.num_sequence_inputs)
+            specs = self._state.tables.lanes(worker, entry.cell, entry.num_step_inputs)
             commands.append(Reserve(specs, int(lanes[NUM_RESERVED, worker, type_id])))
 
     def _described(self, task: TaskId, worker: WorkerId, entry: TypeEntry, steps: Ints, header: list[int]) -> RunTask:
@@ -317,8 +322,8 @@ class Batcher:
         keep = Keep(entry.pool.table_ids, kept[1], kept[0]) if kept.shape[1] else None
         lanes = None
         if header[ALL_FLAGS] >> HAS_LANES & 1:
-            assert entry.num_sequence_inputs is not None
-            tables = self._state.tables.lane_ids(worker, entry.cell, entry.num_sequence_inputs)
+            assert entry.num_step_inputs is not None
+            tables = self._state.tables.lane_ids(worker, entry.cell, entry.num_step_inputs)
             lanes = TaskLanes(
                 tables, at[AT_LANE], said[HAS_LANES], said[IS_DENSE], moves[0], moves[1 : 1 + len(tables)],
                 moves[1 + len(tables) :],

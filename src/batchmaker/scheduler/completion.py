@@ -62,13 +62,13 @@ class Completion:
         are done: single nodes, and the last of runs.
         """
         state, arena, run = self._state, self._state.arena, entry.run
-        num_over, num_dying, num_done, num_stopped = counts[:RETIRED]
-        over, at = found[TURN : TURN + num_over], TURN + num_over * (4 if answered else 1) + num_dying
+        num_finished, num_dying, num_done, num_stopped = counts[:RETIRED]
+        finished, at = found[TURN : TURN + num_finished], TURN + num_finished * (4 if answered else 1) + num_dying
         ids = list[RequestId]()
-        if answered and num_over:
-            ids = found[TURN + num_over : TURN + 2 * num_over].tolist()
+        if answered and num_finished:
+            ids = found[TURN + num_finished : TURN + 2 * num_finished].tolist()
             if state.chunks:
-                self._kept(over, found[TURN + 2 * num_over : TURN + 4 * num_over].reshape(2, num_over))
+                self._kept(finished, found[TURN + 2 * num_finished : TURN + 4 * num_finished].reshape(2, num_finished))
         if num_dying:
             state.dying = np.concatenate((state.dying, found[at - num_dying : at]))
         if num_stopped and state.observed:
@@ -81,7 +81,7 @@ class Completion:
             slot = int(arena.request[run.nodes[position]])
             if arena.is_alive(slot):
                 failed.append((state.id_of(slot), reason))
-        return over, ids, failed, reads, done
+        return finished, ids, failed, reads, done
 
     def _free_unused(self, nodes: Ints) -> None:
         """Free the rows of those of these nodes that have no readers left and are not held."""

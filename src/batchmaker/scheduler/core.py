@@ -342,8 +342,8 @@ class Scheduler(View):
         if state.frontiers is not None and state.frontiers.kept:
             state.frontiers.admit(np.array([(b, e.graph.num_nodes) for b, e in zip(bases, events, strict=True)]), ())
         if has_regions:
-            over = self._begin_regions([event.graph for event in events], slots, bases, commands)
-            self._reply_if_done(over, commands)
+            finished = self._begin_regions([event.graph for event in events], slots, bases, commands)
+            self._reply_if_done(finished, commands)
 
     def _begin(self, graphs: Sequence[CellGraph], slots: Sequence[int], commands: list[Command]) -> None:
         if self._state.watched is not None:
@@ -495,19 +495,19 @@ class Scheduler(View):
         commands: list[Command],
     ) -> None:  # fmt: skip
         """Answer the requests that steps have finished, and end those that they failed."""
-        over, ids, failed, reads, done = self._completion.retired(event, entry, found, counts, answer)
+        finished, ids, failed, reads, done = self._completion.retired(event, entry, found, counts, answer)
         commands += reads
         for request, reason in failed:
             self._end_request(request, FailureKind.CELL, reason, commands)
         if self._frames.slots and event.failed:
             self._frames.note_values(event.values)
-            over = np.concatenate((over, self._decided(self._frames.decide(done), commands)))
+            finished = np.concatenate((finished, self._decided(self._frames.decide(done), commands)))
         elif self._frames.slots:
-            over = np.concatenate((over, self._decided(self._frames.outcome(counts[DECIDED], done), commands)))
+            finished = np.concatenate((finished, self._decided(self._frames.outcome(counts[DECIDED], done), commands)))
         if not answer:
-            self._reply_if_done(over, commands)
+            self._reply_if_done(finished, commands)
         elif ids:
-            self._answered(over, ids, commands)
+            self._answered(finished, ids, commands)
         if len(self._state.dying):
             self._completion.bury()
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchmaker.arrays import Flags, Ints
 from batchmaker.compiled import compiled_within
@@ -48,15 +47,16 @@ from batchmaker.scheduler.steps import (
     ENTERING,
     HAS_LANES,
     IS_DENSE,
-    LEFT,
     MAY_STOP,
     NUM_ENDS,
     NUM_FACTS,
     NUM_FLAGS,
     POSITIONS,
     STEERS,
+    VACATED,
     Places,
     Steps,
+    TaskArrays,
     TaskLimits,
 )
 
@@ -224,14 +224,14 @@ def _note_moves(
     home: Ints, at: Ints, first: int, moves: Ints, num_moves: int,
 ) -> int:  # fmt: skip
     """Write the moves of a step: state to copy into lanes. before, home: see `seat`. Returns the number of moves."""
-    num_state = places.num_inputs - places.num_sequence
+    num_state = places.num_inputs - places.num_step_inputs
     for i in range(len(before)):
         if before[i] == at[AT_LANE, first + i] and home[i] == places.worker:
             continue
         moves[0, num_moves] = first + i
         for part in range(num_state):
             if before[i] == NOBODY:
-                port, node = places.num_sequence + part, at[AT_NODE, first + i]
+                port, node = places.num_step_inputs + part, at[AT_NODE, first + i]
                 table = source_table[port, node]
                 row = node if table == ZERO_TABLE or is_host[table] else nodes[ROW, source[port, node]]
             else:
@@ -376,20 +376,9 @@ def _certain(nodes: Ints, subgraphs: Ints, keys: Ints) -> Ints:
 
 @compiled_within
 def find_steps(
-    nodes: Ints,
-    subgraphs: Ints,
-    source: Ints,
-    source_table: Ints,
-    reach: Ints,
-    consumer: Ints,
-    is_host: Flags,
-    value_ports: Ints,
-    free: Ints,
-    occupant: Ints,
-    lane_tables: Ints,
+    arrays: TaskArrays,
     places: Places,
     limits: TaskLimits,
-    seconds: NDArray[np.float64],
     rows_wanted: int,
     rows_needed: int,
     candidates: Ints,
@@ -397,31 +386,31 @@ def find_steps(
 ) -> Steps:
     """Form the steps of one task and mark their nodes as submitted. Returned arrays are new.
 
-    - is_host: [tables].
-    - value_ports: inputs that some node has fed so far, ascending.
-    - free: [num_free or more] free rows of the type's pool; rows are taken from the end.
-    - occupant: [lanes] of the worker.
-    - reach: see State.
-    - lane_tables: [workers, state inputs].
-    - seconds: [max_batch + 1] duration of a step by its number of rows.
     - rows_wanted, rows_needed: of the result; there are no candidates if they are not 0.
     - candidates: ready nodes that may run on the worker, in the order of their queue.
     - ranks: [candidates] ranks of their requests; empty if all are equal.
     """
+    nodes, subgraphs, source, source_table, reach, consumer, is_host = (
+        arrays.nodes, arrays.subgraphs, arrays.source, arrays.source_table, arrays.reach, arrays.consumer,
+        arrays.is_host,
+    )  # fmt: skip
+    value_ports, free, occupant, lane_tables, seconds = (
+        arrays.value_ports, arrays.free, arrays.occupant, arrays.lane_tables, arrays.seconds
+    )  # fmt: skip
     ranked, plan_rows = len(ranks) > 0, places.plan_rows
     steps_room = min(limits.max_steps, 8)
     ends, flags = np.zeros((NUM_ENDS, steps_room), np.int64), np.zeros((NUM_FLAGS, steps_room), np.int64)
     at = np.empty((NUM_FACTS + 2 * places.num_inputs + places.num_memories, FIRST_ROOM), np.int64)
     marks = np.empty((1, FIRST_ROOM), np.int64)
     done, entering = np.empty((1, FIRST_ROOM), np.int64), np.empty((1, FIRST_ROOM), np.int64)
-    kept, left = np.empty((2, FIRST_ROOM), np.int64), np.empty((2, 16), np.int64)
+    kept, vacated = np.empty((2, FIRST_ROOM), np.int64), np.empty((2, 16), np.int64)
     members = np.empty((1, 16), np.int64)
-    moves = np.empty((1 + 2 * (places.num_inputs - places.num_sequence), 16), np.int64)
+    moves = np.empty((1 + 2 * (places.num_inputs - places.num_step_inputs), 16), np.int64)
     chosen, of = np.empty(limits.max_batch, np.int64), np.empty(limits.max_batch, np.int64)
     latest = np.empty(limits.max_batch, np.int64)
     waiting, waiting_ranks = np.empty(0, np.int64), np.empty(0, np.int64)
     none = int(np.int64(0))  # with a literal 0, numba would compile another version of each function
-    num_steps = num_at = num_done = num_entering = num_moves = num_kept = num_left = num_used = all_marks = none
+    num_steps = num_at = num_done = num_entering = num_moves = num_kept = num_vacated = num_used = all_marks = none
     num_members = none
     num_held_up = none
     num_free, lanes_wanted, largest, num_latest = places.num_free, 0, 0, 0
@@ -463,7 +452,7 @@ def find_steps(
             some_runs, certain, may_stop = _look(nodes, subgraphs, limits.loops_ahead, batch)
             has_lanes = plan_rows and some_runs
             if has_lanes:
-                moves, left = _room(moves, num_moves + count), _room(left, num_left + count)
+                moves, vacated = _room(moves, num_moves + count), _room(vacated, num_vacated + count)
                 wanted, is_dense, batch, lanes, before, home = seat(occupant, nodes, subgraphs, places.worker, batch)
                 if wanted > 0:
                     lanes_wanted = wanted
@@ -475,8 +464,8 @@ def find_steps(
                     entering[0, num_entering] = batch[i]
                     num_entering += 1
                 elif home[i] != places.worker:
-                    left[0, num_left], left[1, num_left] = home[i], before[i]
-                    num_left += 1
+                    vacated[0, num_vacated], vacated[1, num_vacated] = home[i], before[i]
+                    num_vacated += 1
             if has_lanes:
                 num_moves = _note_moves(
                     nodes, source, source_table, is_host, lane_tables, places, before, home, at, first_at, moves,
@@ -490,7 +479,7 @@ def find_steps(
             found, found_ranks = _go_on(nodes, subgraphs, occupant, at, first_at, num_alike, keys, of_keys)
             waiting, waiting_ranks = joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
         if plan_rows:
-            num_found = places.num_sequence if has_lanes else places.num_inputs
+            num_found = places.num_step_inputs if has_lanes else places.num_inputs
             _note_inputs(
                 nodes, source, source_table, is_host, at, first_at, num_at, num_found, places.num_inputs,
                 places.num_memories,
@@ -508,7 +497,7 @@ def find_steps(
             begin = first_at + step * count
             num_done, held = _note_done(nodes, subgraphs, at, begin, begin + count, done, num_done)
             ends[POSITIONS, num_steps], ends[DONE, num_steps] = begin + count, num_done
-            ends[ENTERING, num_steps], ends[LEFT, num_steps] = num_entering, num_left
+            ends[ENTERING, num_steps], ends[VACATED, num_steps] = num_entering, num_vacated
             flags[HAS_LANES, num_steps], flags[IS_DENSE, num_steps] = has_lanes, is_dense
             flags[MAY_STOP, num_steps], flags[STEERS, num_steps] = may_stop, may_stop or held
             num_steps += 1
@@ -526,6 +515,6 @@ def find_steps(
     return Steps(
         num_steps, lanes_wanted, rows_wanted, rows_needed, largest, ends[:, :num_steps], flags[:, :num_steps],
         at[:, :num_at],
-        done[0, :num_done], entering[0, :num_entering], moves[:, :num_moves], left[:, :num_left],
+        done[0, :num_done], entering[0, :num_entering], moves[:, :num_moves], vacated[:, :num_vacated],
         kept[:, :num_kept], members[:, :num_members], marks[0, :num_at], all_marks, num_used, waiting, num_free,
     )  # fmt: skip

@@ -31,8 +31,8 @@ WAITING, READY, SUBMITTED, DONE = range(4)
 
 # --- subgraphs --------------------------------------------------------------------------------------------------------
 
-(TYPE, HEAD, SIZE, SPAN, EXTERNAL, PIN, IN_FLIGHT, SEQUENCE, END, OPEN_ENDED, LANE, LANE_WORKER, SUBGRAPH_FIELDS) = (
-    range(13)
+(TYPE, HEAD, SIZE, SPAN, EXTERNAL, PIN, IN_FLIGHT, SERIAL, END, OPEN_ENDED, LANE, LANE_WORKER, SUBGRAPH_FIELDS) = range(
+    13
 )
 """
 - TYPE: its cell type. HEAD: its first node; of a free extent, the next free one. SIZE: its number of nodes. SPAN: how
@@ -40,7 +40,7 @@ WAITING, READY, SUBMITTED, DONE = range(4)
 - EXTERNAL: inputs from other subgraphs that are not done.
 - PIN: the worker that runs steps of it, or NOWHERE. IN_FLIGHT: how many times a node of it is in a step that is
   submitted and not finished.
-- SEQUENCE: its place in the queue.
+- SERIAL: its serial number, which is its place in the queue.
 - END: one past the last node of a run; 0 if it is not a run. OPEN_ENDED: 1 if a value may end the run; OVER if it has
   ended; otherwise 0.
 - LANE, LANE_WORKER: the lane of the chain and the worker of this lane, or NOWHERE.
@@ -73,12 +73,12 @@ or the next free one."""
 # --- cell types, pools, workers ---------------------------------------------------------------------------------------
 
 (
-    MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_SEQUENCE, NUM_OUTPUTS, POOL, NUM_PORTS, NUM_RUNNING, NUM_PASSED, PLACES,
+    MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_STEP_INPUTS, NUM_OUTPUTS, POOL, NUM_PORTS, NUM_RUNNING, NUM_PASSED, PLACES,
     QUEUE_BEGIN, QUEUE_END, HEAD_OF_QUEUE, TAIL_OF_QUEUE, PRIORITY, JUST_RAN, PASSED_OVER, INDEPENDENT,
     NUM_MEMORIES, OWN_MEMORY, MINI_BATCH_DEPTHS, LEFT_DEPTHS, TYPE_FIELDS,
 ) = (*range(21), 22, 24)  # fmt: skip
 """
-- MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_OUTPUTS: of the cell. NUM_SEQUENCE: how many inputs a run takes anew at each
+- MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_OUTPUTS: of the cell. NUM_STEP_INPUTS: how many inputs a run takes anew at each
   step, the others being its state; NOWHERE until the type is used in a run.
 - POOL: of its rows. NUM_PORTS: inputs that some node has fed so far (`State.ports`).
 - NUM_RUNNING: its steps on workers. NUM_PASSED: batches in a row of another depth than the first node in the queue.
@@ -113,7 +113,7 @@ NODES, SUBGRAPHS, EDGES, SLOTS, EXTENTS = map(number, range(5))
 KINDS: Final = 5
 """Kinds of numbers that are given out in extents."""
 USED: Final = KINDS
-NEXT_SEQUENCE, NUM_RANKED, GAVE_WAY, COUNTS = range(2 * KINDS, 2 * KINDS + 4)
+NEXT_SERIAL, NUM_RANKED, GAVE_WAY, COUNTS = range(2 * KINDS, 2 * KINDS + 4)
 """State.counts: for each kind one past the highest number given out, and from USED on how many are in use; then the
 next place in the queues for a released subgraph; how many requests have a rank other than 0; and 1 if the last task was
 a full batch of others than the cohort (see `Urgency`)."""
@@ -123,9 +123,9 @@ SIZE_CLASSES: Final = 9 + 4 * 48
 
 NODE_BITS: Final = 36
 NODE_MASK: Final = (1 << NODE_BITS) - 1
-"""A ready node is a sortable number, its key: the sequence number of its subgraph, then the 36 bits of its own."""
-SEQUENCE_LIMIT: Final = 1 << 62 - NODE_BITS
-"""Sequence numbers are below this: half of what fits above the bits of a node."""
+"""A ready node is a sortable number, its key: the serial number of its subgraph, then the 36 bits of its own."""
+SERIAL_LIMIT: Final = 1 << 62 - NODE_BITS
+"""Serial numbers are below this: half of what fits above the bits of a node."""
 KEY, KEY_RANK, QUEUE_FIELDS = range(3)
 """State.queue: a ready node and the rank of its request."""
 

@@ -26,7 +26,7 @@ from batchmaker.scheduler.layout import (
     LANE_WORKER,
     LEFT,
     LENGTH_MASK,
-    NEXT_SEQUENCE,
+    NEXT_SERIAL,
     NOBODY,
     NODE_BITS,
     NODE_MASK,
@@ -42,7 +42,7 @@ from batchmaker.scheduler.layout import (
     REQUEST,
     ROW,
     ROWS_BEGIN,
-    SEQUENCE,
+    SERIAL,
     SPAN,
     STATE,
     STEP_SHIFT,
@@ -107,7 +107,7 @@ def submit(
                     num_held_up += 1
                 else:
                     of_nodes[STATE, fed] = READY
-                    ready[num_ready] = (of_subgraphs[SEQUENCE, other] << NODE_BITS) | fed
+                    ready[num_ready] = (of_subgraphs[SERIAL, other] << NODE_BITS) | fed
                     num_ready += 1
         if len(ranks) > 0:
             of[before:num_ready] = ranks[i]
@@ -122,7 +122,7 @@ def end_step(
     source_table: Ints,
     is_host: Flags,
     value_ports: Ints,
-    num_sequence_inputs: int,
+    num_step_inputs: int,
     nodes: Ints,
     subgraphs: Ints,
     entering: Ints,
@@ -132,7 +132,7 @@ def end_step(
     - is_host: [tables].
     - value_ports: inputs that some node has fed so far, ascending.
     - nodes, subgraphs: [batch].
-    - entering: the nodes that have read the inputs from `num_sequence_inputs` on. For all other nodes these inputs are
+    - entering: the nodes that have read the inputs from `num_step_inputs` on. For all other nodes these inputs are
       lane state.
 
     Returns the nodes whose rows nobody will read any more; and [value_ports] how many of them were found up to the end
@@ -148,7 +148,7 @@ def end_step(
     num_unused = 0
     for k in range(len(value_ports)):
         port = value_ports[k]
-        readers = nodes if port < num_sequence_inputs else entering
+        readers = nodes if port < num_step_inputs else entering
         for i in range(len(readers)):
             table = source_table[port, readers[i]]
             if table == ZERO_TABLE or is_host[table]:
@@ -237,7 +237,7 @@ def stop_or_go_on(
             continue
         of_subgraphs[IN_FLIGHT, mine] = NOWHERE  # seen, until all are
         if requests[ALIVE, of_nodes[REQUEST, node]]:
-            following[num_following] = (of_subgraphs[SEQUENCE, mine] << NODE_BITS) | (node + 1)
+            following[num_following] = (of_subgraphs[SERIAL, mine] << NODE_BITS) | (node + 1)
             num_following += 1
     for i in range(len(subgraphs)):
         of_subgraphs[IN_FLIGHT, subgraphs[i]] = max(of_subgraphs[IN_FLIGHT, subgraphs[i]], 0)
@@ -260,8 +260,8 @@ def finish(
     for i in range(len(nodes)):
         most += of_nodes[NUM_EDGES, nodes[i]]
     free = np.empty(most, np.int64)
-    over, places = np.empty(len(nodes), np.int64), np.empty(len(nodes), np.int64)
-    num_free = num_over = 0
+    finished, places = np.empty(len(nodes), np.int64), np.empty(len(nodes), np.int64)
+    num_free = num_finished = 0
     for i in range(len(nodes)):
         node = nodes[i]
         of_nodes[STATE, node] = DONE
@@ -277,9 +277,9 @@ def finish(
         slot = of_nodes[REQUEST, node]
         requests[LEFT, slot] -= 1
         if requests[LEFT, slot] == 0:
-            over[num_over], places[num_over] = slot, i
-            num_over += 1
-    return free[:num_free], over[:num_over], places[:num_over]
+            finished[num_finished], places[num_finished] = slot, i
+            num_finished += 1
+    return free[:num_free], finished[:num_finished], places[:num_finished]
 
 
 @compiled
@@ -301,14 +301,14 @@ def release(
         first, is_run = of_subgraphs[HEAD, mine], of_subgraphs[END, mine] > 0
         if not requests[ALIVE, of_nodes[REQUEST, first]]:
             continue
-        of_subgraphs[SEQUENCE, mine] = counts[NEXT_SEQUENCE]
+        of_subgraphs[SERIAL, mine] = counts[NEXT_SERIAL]
         for node in range(first, first + (1 if is_run else of_subgraphs[SPAN, mine])):
             if is_run or (of_nodes[SUBGRAPH, node] == mine and of_nodes[PENDING, node] == 0):
                 of_nodes[STATE, node] = READY
-                found[num_found] = (counts[NEXT_SEQUENCE] << NODE_BITS) | node
+                found[num_found] = (counts[NEXT_SERIAL] << NODE_BITS) | node
                 num_found += 1
                 begins[of_subgraphs[TYPE, mine] + 1] += 1
-        counts[NEXT_SEQUENCE] += 1
+        counts[NEXT_SERIAL] += 1
     for i in range(num_types):
         begins[i + 1] += begins[i]
     keys, place = np.empty(num_found, np.int64), begins.copy()

@@ -27,7 +27,7 @@ from batchmaker.scheduler.layout import (
     QUEUE_END,
     RANK,
     REQUEST,
-    SEQUENCE,
+    SERIAL,
     SUBGRAPH,
     TAIL_OF_QUEUE,
 )
@@ -185,12 +185,12 @@ def discard(nodes: Ints, types: Ints, queue: Ints, slot: int) -> None:
 
 @compiled
 def order_again(nodes: Ints, subgraphs: Ints, requests: Ints, types: Ints, queue: Ints) -> None:
-    """Bring all queues into order again: ranks of requests, or sequence numbers of subgraphs, have changed."""
+    """Bring all queues into order again: ranks of requests, or serial numbers of subgraphs, have changed."""
     for type_id in range(types.shape[1]):
         head, tail = types[HEAD_OF_QUEUE, type_id], types[TAIL_OF_QUEUE, type_id]
         for at in range(head, tail):
             node = queue[KEY, at] & NODE_MASK
-            queue[KEY, at] = (subgraphs[SEQUENCE, nodes[SUBGRAPH, node]] << NODE_BITS) | node
+            queue[KEY, at] = (subgraphs[SERIAL, nodes[SUBGRAPH, node]] << NODE_BITS) | node
             queue[KEY_RANK, at] = requests[RANK, nodes[REQUEST, node]]
         sort(queue[KEY, head:tail], queue[KEY_RANK, head:tail])
 

@@ -18,7 +18,7 @@ from batchmaker.scheduler.layout import (
     NUM_MEMORIES,
     NUM_PORTS,
     NUM_RUNNING,
-    NUM_SEQUENCE,
+    NUM_STEP_INPUTS,
     OWN_TYPE_FOLLOWS,
     PLAN_ROWS,
     STEERING_ON,
@@ -34,7 +34,6 @@ from batchmaker.scheduler.steps import (
     AT_SUBGRAPH,
     DONE,
     ENTERING,
-    LEFT,
     MAY_STOP,
     NUM_ENDS,
     NUM_STEPS,
@@ -45,14 +44,15 @@ from batchmaker.scheduler.steps import (
     PART_ENDS,
     PART_ENTERING,
     PART_FLAGS,
-    PART_LEFT,
+    PART_VACATED,
     POSITIONS,
     STEERS,
+    VACATED,
     part_of,
 )
 
-NUM_OVER, NUM_DYING, NUM_DONE, NUM_STOPPED, RETIRED = map(number, range(5))
-LEFT_WORKER, LEFT_LANE = map(number, range(2))
+NUM_FINISHED, NUM_DYING, NUM_DONE, NUM_STOPPED, RETIRED = map(number, range(5))
+VACATED_WORKER, VACATED_LANE = map(number, range(2))
 FIRST_ROW: Final = number(0)
 """What `retire` returns begins with four counts. Then come
 
@@ -113,7 +113,7 @@ def retire(addresses: Ints, task: Ints, first: int, end: int, stopped: Flags, an
     of = part_of(task, PART_AT, AT_SUBGRAPH)[begins[POSITIONS] : until[POSITIONS]]
     unused, found = end_step(
         nodes, subgraphs, state.source, state.source_table, state.is_host,
-        state.ports[type_id, : types[NUM_PORTS, type_id]], max(types[NUM_SEQUENCE, type_id], 0), ran, of,
+        state.ports[type_id, : types[NUM_PORTS, type_id]], max(types[NUM_STEP_INPUTS, type_id], 0), ran, of,
         part_of(task, PART_ENTERING, FIRST_ROW)[begins[ENTERING] : until[ENTERING]],
     )  # fmt: skip
     begin = 0
@@ -122,11 +122,11 @@ def retire(addresses: Ints, task: Ints, first: int, end: int, stopped: Flags, an
         sort(part, part[:0])
         free_rows(nodes, subgraphs, types, state.pools, state.free_rows, part)
         begin = upto
-    for k in range(begins[LEFT], until[LEFT]):
-        home, lane = part_of(task, PART_LEFT, LEFT_WORKER)[k], part_of(task, PART_LEFT, LEFT_LANE)[k]
+    for k in range(begins[VACATED], until[VACATED]):
+        home, lane = part_of(task, PART_VACATED, VACATED_WORKER)[k], part_of(task, PART_VACATED, VACATED_LANE)[k]
         state.occupant[state.lanes[LANES_BEGIN, home, type_id] + lane] = NOBODY
     done = part_of(task, PART_DONE, FIRST_ROW)[begins[DONE] : until[DONE]]
-    stopped_at = stopped_last = over = done[:0]
+    stopped_at = stopped_last = finished = done[:0]
     if may_stop:
         first_lane = state.lanes[LANES_BEGIN, worker, type_id]
         stopped_at, stopped_last, following = stop_or_go_on(
@@ -144,31 +144,31 @@ def retire(addresses: Ints, task: Ints, first: int, end: int, stopped: Flags, an
         sort(forgotten, forgotten[:0])
         free_rows(nodes, subgraphs, types, state.pools, state.free_rows, forgotten)
     if len(done) > 0:
-        waiting, over, places = finish(
+        waiting, finished, places = finish(
             nodes, subgraphs, state.consumer, requests, state.rules[OWN_TYPE_FOLLOWS] > 0, done
         )
         sort(waiting, waiting[:0])
         release(nodes, subgraphs, requests, types, queue, counts, waiting)
-        for i in range(len(over)):  # by step, then by slot, so that the order of the rows has no effect
+        for i in range(len(finished)):  # by step, then by slot, so that the order of the rows has no effect
             step = first
             while step < end - 1 and places[i] >= ends[step] - begins[DONE]:
                 step += 1
-            over[i] |= step << 32
-        sort(over, over[:0])
-        over &= (1 << 32) - 1
-    dying = over[:0]
+            finished[i] |= step << 32
+        sort(finished, finished[:0])
+        finished &= (1 << 32) - 1
+    dying = finished[:0]
     if answer:
-        over = end_those_done(requests, over)
-    num_over, num_stopped = len(over), len(stopped_last)
-    result = np.empty(RETIRED + 5 * num_over + len(done) + 2 * num_stopped, np.int64)
-    after = _put(result, RETIRED, over)
+        finished = end_those_done(requests, finished)
+    num_finished, num_stopped = len(finished), len(stopped_last)
+    result = np.empty(RETIRED + 5 * num_finished + len(done) + 2 * num_stopped, np.int64)
+    after = _put(result, RETIRED, finished)
     if answer:
-        for i in range(num_over):
-            result[after + i] = requests[ID, over[i]]
-        dying, kept = leave_all(state, over)
-        after = _put(result, _put(result, after + num_over, kept[0]), kept[1])
+        for i in range(num_finished):
+            result[after + i] = requests[ID, finished[i]]
+        dying, kept = leave_all(state, finished)
+        after = _put(result, _put(result, after + num_finished, kept[0]), kept[1])
         after = _put(result, after, dying)
     after = _put(result, _put(result, _put(result, after, done), stopped_at), stopped_last)
-    result[NUM_OVER], result[NUM_DYING], result[NUM_DONE] = num_over, len(dying), len(done)
+    result[NUM_FINISHED], result[NUM_DYING], result[NUM_DONE] = num_finished, len(dying), len(done)
     result[NUM_STOPPED] = num_stopped
     return result[:after]

@@ -128,24 +128,24 @@ class Tables:
             raise NoMemoryError(command)
         return None
 
-    def lanes(self, worker: WorkerId, cell: CellType, num_sequence_inputs: int) -> tuple[TableSpec, ...]:
+    def lanes(self, worker: WorkerId, cell: CellType, num_step_inputs: int) -> tuple[TableSpec, ...]:
         """Return the lane tables of a cell type on a worker, one per state input."""
-        key = (worker, cell.type_id, num_sequence_inputs)
+        key = (worker, cell.type_id, num_step_inputs)
         if key not in self._lanes:
-            self._lanes[key] = tuple(self._new(cell.inputs[port]) for port in cell.state_inputs(num_sequence_inputs))
+            self._lanes[key] = tuple(self._new(cell.inputs[port]) for port in cell.state_inputs(num_step_inputs))
         return self._lanes[key]
 
-    def lane_ids(self, worker: WorkerId, cell: CellType, num_sequence_inputs: int) -> tuple[TableId, ...]:
+    def lane_ids(self, worker: WorkerId, cell: CellType, num_step_inputs: int) -> tuple[TableId, ...]:
         """Return the numbers of these tables."""
         key = (worker, cell.type_id)
         found = self._lane_ids.get(key)
         if found is None:
-            specs = self.lanes(worker, cell, num_sequence_inputs)
+            specs = self.lanes(worker, cell, num_step_inputs)
             found = self._lane_ids[key] = tuple([spec.table for spec in specs])
         return found
 
-    def enter_lanes(self, cell: CellType, num_sequence_inputs: int, num_workers: int) -> None:
+    def enter_lanes(self, cell: CellType, num_step_inputs: int, num_workers: int) -> None:
         """Write the numbers of a cell type's lane tables on these workers into the arena."""
         for worker in range(num_workers):
-            specs = self.lanes(WorkerId(worker), cell, num_sequence_inputs)
+            specs = self.lanes(WorkerId(worker), cell, num_step_inputs)
             self._arena.lane_tables[cell.type_id, worker, : len(specs)] = [spec.table for spec in specs]

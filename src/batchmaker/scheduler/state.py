@@ -35,15 +35,15 @@ from batchmaker.scheduler.layout import (
     IN_USE,
     KEEPS,
     LAST,
-    NEXT_SEQUENCE,
+    NEXT_SERIAL,
     NODES,
     NOWHERE,
     NUM_NODES,
-    NUM_SEQUENCE,
+    NUM_STEP_INPUTS,
     NUM_SUBGRAPHS,
     OPEN,
     OWNS,
-    SEQUENCE_LIMIT,
+    SERIAL_LIMIT,
     SLOTS,
     STORED,
     SUBGRAPHS,
@@ -65,7 +65,7 @@ class TypeEntry:
 
     cell: CellType
     pool: RowPool
-    num_sequence_inputs: int | None = None  # None until the type is used in a run
+    num_step_inputs: int | None = None  # None until the type is used in a run
     has_lane_tables: bool = False
 
 
@@ -318,16 +318,16 @@ class SchedulerState:
             if kept is not None:
                 kept.add_type()
 
-    def learn_form(self, type_id: TypeId, num_sequence_inputs: int) -> None:
+    def learn_form(self, type_id: TypeId, num_step_inputs: int) -> None:
         """Note how many inputs per step a run of a type takes. All runs of a type must take the same number.
 
         InvariantError if they do not.
         """
         entry = self.types[type_id]
-        if entry.num_sequence_inputs is None:
-            entry.num_sequence_inputs = num_sequence_inputs
-            self.arena.types[NUM_SEQUENCE, type_id] = num_sequence_inputs
-        elif entry.num_sequence_inputs != num_sequence_inputs:
+        if entry.num_step_inputs is None:
+            entry.num_step_inputs = num_step_inputs
+            self.arena.types[NUM_STEP_INPUTS, type_id] = num_step_inputs
+        elif entry.num_step_inputs != num_step_inputs:
             raise InvariantError(f"chains of cell {entry.cell.name!r} take different numbers of inputs per step")
 
     # --- queues and rows -----------------------------------------------------------------------------------------
@@ -339,11 +339,11 @@ class SchedulerState:
         takes milliseconds, once in tens of millions of subgraphs.
         """
         arena = self.arena
-        if arena.counts[NEXT_SEQUENCE] + arena.subgraphs.shape[1] > SEQUENCE_LIMIT:
+        if arena.counts[NEXT_SERIAL] + arena.subgraphs.shape[1] > SERIAL_LIMIT:
             self._renumber()
 
     def _renumber(self) -> None:
-        """Give the subgraphs in flight the lowest sequence numbers, in the same order.
+        """Give the subgraphs in flight the lowest serial numbers, in the same order.
 
         Numbers of subgraphs that are not released yet are old values without a meaning. They are changed too, which
         does no harm.
@@ -352,12 +352,12 @@ class SchedulerState:
         extents = [extent for slot in self.slots for extent in self.own_extents(slot)]
         spans = [np.arange(e.first_subgraph, e.first_subgraph + e.num_subgraphs) for e in extents]
         living = np.concatenate(spans) if spans else NO_NODES
-        known, arena.sequence[living] = np.unique(arena.sequence[living], return_inverse=True)
-        arena.counts[NEXT_SEQUENCE] = len(known)
+        known, arena.serial[living] = np.unique(arena.serial[living], return_inverse=True)
+        arena.counts[NEXT_SERIAL] = len(known)
         self.order_again()
 
     def order_again(self) -> None:
-        """Bring the queues into order again, after ranks or sequence numbers have changed."""
+        """Bring the queues into order again, after ranks or serial numbers have changed."""
         arena = self.arena
         order_again(arena.nodes, arena.subgraphs, arena.requests, arena.types, arena.queue)
 
@@ -385,7 +385,7 @@ class SchedulerState:
         spans = np.empty((len(extents), 3), np.int64)
         for i, (row, extent) in enumerate(extents):
             spans[i] = arena.extents[BASE, extent], arena.extents[NUM_NODES, extent], row
-        ready = [arena.ready_keys(e.cell.type_id) for e in self.types if e.num_sequence_inputs is not None]
+        ready = [arena.ready_keys(e.cell.type_id) for e in self.types if e.num_step_inputs is not None]
         counts = np.zeros((len(slots), len(self.types)), np.int64)
         count_submitted(
             arena.nodes, arena.subgraphs, spans, self._on_workers(), np.concatenate((NO_NODES, *ready)), counts

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from batchmaker.arrays import Ints
+from batchmaker.arrays import Flags, Ints
 from batchmaker.compiled import compiled, compiled_within, number
 
 # First rows of `Steps.at`: facts about each position. The tables and rows of inputs follow.
@@ -18,12 +19,37 @@ AT_NODE, AT_SUBGRAPH, AT_LANE = map(number, range(3))
 NUM_FACTS: Final = 3
 
 # Rows of `Steps.ends`: how many of each there are up to the end of a step.
-POSITIONS, DONE, ENTERING, LEFT = map(number, range(4))
+POSITIONS, DONE, ENTERING, VACATED = map(number, range(4))
 NUM_ENDS: Final = 4
 
 # Rows of `Steps.flags`.
 HAS_LANES, IS_DENSE, MAY_STOP, STEERS = map(number, range(4))
 NUM_FLAGS: Final = 4
+
+
+class TaskArrays(NamedTuple):
+    """The arrays from which the steps of a task are formed. The loops change nodes and subgraphs.
+
+    - nodes to is_host: see State.
+    - value_ports: inputs of the type that some node has fed so far, ascending.
+    - free: [num_free or more] free rows of the type's pool; rows are taken from the end.
+    - occupant: [lanes] of the worker.
+    - lane_tables: [workers, state inputs].
+    - seconds: [max_batch + 1] duration of a step by its number of rows.
+    """
+
+    nodes: Ints
+    subgraphs: Ints
+    source: Ints
+    source_table: Ints
+    reach: Ints
+    consumer: Ints
+    is_host: Flags
+    value_ports: Ints
+    free: Ints
+    occupant: Ints
+    lane_tables: Ints
+    seconds: NDArray[np.float64]
 
 
 class TaskLimits(NamedTuple):
@@ -57,7 +83,7 @@ class Places(NamedTuple):
     - num_free: number of free rows in the type's pool.
     - first_table, end_table: tables of the pool, from the first to before the end.
     - num_inputs: number of inputs of the cell.
-    - num_sequence: how many of them a run takes anew at each step. The others are its state.
+    - num_step_inputs: how many of them a run takes anew at each step. The others are its state.
     - num_memories: how many of its first inputs are memories.
     - rows_each: the most rows that a position takes: two if it may be a step of a run that may stop and that reads its
       own steps, one for these and one for the run's result.
@@ -69,7 +95,7 @@ class Places(NamedTuple):
     first_table: int
     end_table: int
     num_inputs: int
-    num_sequence: int
+    num_step_inputs: int
     num_memories: int
     rows_each: int
 
@@ -89,7 +115,7 @@ class Steps(NamedTuple):
     - done: nodes that are done with their step.
     - entering: nodes whose state inputs are read from rows, not from a lane. In a step without lanes: all its nodes.
     - moves: [1 + 2 * state inputs, moves] position, then the table of each state input, then the row of each.
-    - left: [2, lanes] worker and lane that chains have left.
+    - vacated: [2, lanes] worker and lane that chains have left.
     - kept: [2, kept] position and row; a position may come twice.
     - members: [1, members] the rows of memories, those of one reader together. Steps of a run that are taken at once
       share them.
@@ -110,7 +136,7 @@ class Steps(NamedTuple):
     done: Ints
     entering: Ints
     moves: Ints
-    left: Ints
+    vacated: Ints
     kept: Ints
     members: Ints
     marks: Ints
@@ -125,7 +151,7 @@ class Steps(NamedTuple):
     range(10)
 )
 (
-    PART_ENDS, PART_FLAGS, PART_AT, PART_DONE, PART_ENTERING, PART_LEFT, PART_MOVES, PART_KEPT, PART_MARKS,
+    PART_ENDS, PART_FLAGS, PART_AT, PART_DONE, PART_ENTERING, PART_VACATED, PART_MOVES, PART_KEPT, PART_MARKS,
     PART_MEMBERS, PARTS,
 ) = map(number, range(11))  # fmt: skip
 HEADER: Final = number(FIRST_PART + 3 * PARTS)
@@ -159,9 +185,9 @@ def _add_row(task: Ints, part: int, values: Ints, end: int) -> int:
 def packed(steps: Steps, type_id: int, worker: int) -> Ints:
     """Return all that is known of a task but for `ready` as one array, which crosses to Python in less time."""
     rows, num_moves = steps.at.shape[0], steps.moves.shape[1]
-    num_kept, num_left = steps.kept.shape[1], steps.left.shape[1]
+    num_kept, num_vacated = steps.kept.shape[1], steps.vacated.shape[1]
     size = HEADER + (NUM_ENDS + NUM_FLAGS) * steps.num_steps + (rows + 1) * steps.at.shape[1] + len(steps.done)
-    size += len(steps.entering) + 2 * num_left + steps.moves.shape[0] * num_moves + 2 * num_kept
+    size += len(steps.entering) + 2 * num_vacated + steps.moves.shape[0] * num_moves + 2 * num_kept
     size += steps.members.shape[1]
     task = np.empty(size, np.int64)
     task[NUM_STEPS], task[LANES_WANTED], task[LARGEST] = steps.num_steps, steps.lanes_wanted, steps.largest
@@ -175,7 +201,7 @@ def packed(steps: Steps, type_id: int, worker: int) -> Ints:
     end = _add(task, PART_AT, steps.at, end)
     end = _add_row(task, PART_DONE, steps.done, end)
     end = _add_row(task, PART_ENTERING, steps.entering, end)
-    end = _add(task, PART_LEFT, steps.left, end)
+    end = _add(task, PART_VACATED, steps.vacated, end)
     end = _add(task, PART_MOVES, steps.moves, end)
     end = _add(task, PART_KEPT, steps.kept, end)
     end = _add_row(task, PART_MARKS, steps.marks, end)

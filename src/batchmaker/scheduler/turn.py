@@ -27,7 +27,7 @@ from batchmaker.scheduler.layout import (
     TASKS_ON,
 )
 from batchmaker.scheduler.queues import ready_types
-from batchmaker.scheduler.retire import NUM_DONE, NUM_OVER, RETIRED, retire
+from batchmaker.scheduler.retire import NUM_DONE, NUM_FINISHED, RETIRED, retire
 from batchmaker.scheduler.steps import HEADER, LANES_WANTED, NUM_STEPS, ROWS_WANTED
 
 NUM_BEGUN, NEXT_WORKER, AT_TYPE, BY_AGE, NUM_TYPES, DECIDED, TURN = map(number, range(int(RETIRED), int(RETIRED) + 7))
@@ -175,7 +175,7 @@ def turn_by_values(
     patterns, machine: see `decide`. If there is something for Python to do first (see DECIDED), no task is formed.
     """
     retired = retire(addresses, task, first, end, stopped, False, busy_s)
-    at_done = RETIRED + retired[NUM_OVER]
+    at_done = RETIRED + retired[NUM_FINISHED]
     decided = decide(addresses, patterns, machine, retired[at_done : at_done + retired[NUM_DONE]])
     said, order, formed = _give(addresses, worker, until if decided == ALL_DONE else worker, given, at, by_age, may_ask)
     said[DECIDED - NEXT_WORKER] = decided

@@ -31,14 +31,16 @@ def with_environment(config: Config, environment: Mapping[str, str]) -> Config:
     to the working folder. OptionError for a name that is no setting's, and for a value of another type.
     """
     kinds = {_name_of(path): (path, kind) for path, kind in _settings(Config)}
-    given = {name: text for name, text in environment.items() if name.startswith(PREFIX) and not _is_other(name, text)}
-    for name in given:
+    variables = {
+        name: text for name, text in environment.items() if name.startswith(PREFIX) and not _is_other(name, text)
+    }
+    for name in variables:
         if name not in kinds:
             raise _unknown(name, kinds)
     content: dict[str, Any] = {}
     for name, (path, kind) in kinds.items():  # a table before its entries
-        if given.get(name):
-            _put(content, path, _value(name, given[name], kind))
+        if variables.get(name):
+            _put(content, path, _value(name, variables[name], kind))
     found: Config = _replaced(config, content, "")
     return found
 

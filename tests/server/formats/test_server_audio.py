@@ -30,7 +30,7 @@ from batchmaker.server.formats.resampling import PASSBAND, STOPBAND_DB, Resample
 from batchmaker.server.formats.tensors import Tensor
 from batchmaker.server.formats.transcriptions import Transcriber, transcriber_of
 from batchmaker.server.formats.wav import read_wav
-from batchmaker.server.http.gate import key_in_protocols
+from batchmaker.server.http.middleware import key_in_protocols
 from batchmaker.server.limits import Limits
 from batchmaker.server.service.transcript import Transcript
 

@@ -14,7 +14,7 @@ from batchmaker.server.formats.chunk_form import ChunkForm
 from batchmaker.server.formats.messages import InferResponse
 from batchmaker.server.formats.signature import Signature, TensorSpec
 from batchmaker.server.formats.tensors import NUMPY, Tensor, to_raw
-from batchmaker.server.http.gate import key_in_protocols
+from batchmaker.server.http.middleware import key_in_protocols
 
 AUDIO = TensorSpec("audio", "FP32", (-1, 3))
 WORD = TensorSpec("word", "BYTES", (1,))

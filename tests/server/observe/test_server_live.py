@@ -16,7 +16,7 @@ from batchmaker.engine.stats import LatencyHistogram
 from batchmaker.errors import CancelledError, DeadlineError, RefusedError
 from batchmaker.server.access.auth import KeyRing
 from batchmaker.server.access.origins import Origins
-from batchmaker.server.http.gate import Gate
+from batchmaker.server.http.middleware import CallMiddleware
 from batchmaker.server.http.routes.live import MAX_LOOKS_PER_S, live_routes
 from batchmaker.server.observe.chrome_trace import StepRing
 from batchmaker.server.observe.live import MAX_ROWS, TICKS, live_view
@@ -164,7 +164,7 @@ def test_too_many_who_look_on_are_told_when_to_ask_again():
     clock, served = VirtualClock(), served_at(0.5)
     repository = SimpleNamespace(models=lambda: [served])
     site = SimpleNamespace(service=SimpleNamespace(repository=repository, ready=True))
-    app = Gate(
+    app = CallMiddleware(
         Router(live_routes(site, clock)),
         KeyRing({}),
         Origins((), only_this_machine=False),

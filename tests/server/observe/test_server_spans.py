@@ -14,7 +14,7 @@ from batchmaker.server.access.connections import Connections
 from batchmaker.server.access.origins import Origins
 from batchmaker.server.access.request_body import BodyBudget
 from batchmaker.server.config import Config
-from batchmaker.server.http.gate import Gate
+from batchmaker.server.http.middleware import CallMiddleware
 from batchmaker.server.limits import Limits
 from batchmaker.server.observe.metrics import Metrics
 from batchmaker.server.observe.spans import Spans
@@ -72,7 +72,7 @@ def test_a_call_is_a_span_under_the_clients_own(finished):
 
     headers = [(b"traceparent", TRACEPARENT.encode()), (b"x-request-id", b"r-1")]
     scope = {"type": "http", "method": "GET", "path": "/v2", "headers": headers}
-    asyncio.run(Gate(app, KeyRing({}), ANY_ORIGIN, Spans(enabled=True), log_access=False)(scope, None, send))
+    asyncio.run(CallMiddleware(app, KeyRing({}), ANY_ORIGIN, Spans(enabled=True), log_access=False)(scope, None, send))
     (span,) = finished()
     assert (span.name, f"{span.context.trace_id:032x}") == ("GET /v2", PARENT)
     assert span.attributes["http.response.status_code"] == 204

@@ -66,7 +66,7 @@ class RpcInProcess:
     @property
     def calls(self) -> Any:
         """The calls that are open at the server."""
-        return self.server._gate.service.calls
+        return self.server._handlers.service.calls
 
     @property
     def num_idle(self) -> int:

@@ -46,8 +46,8 @@ def npu(
     table.add_row(f"{cycles:,}", f"{1e6 * seconds:,.3f}", f"{used:.1%}")
     options.out().print(table)
     if json is not None:
-        given = {"m": m, "k": k, "n": n, "array": array, "dataflow": dataflow}
+        facts = {"m": m, "k": k, "n": n, "array": array, "dataflow": dataflow}
         if dataflow == "tpu":
-            given["rho"] = rho
-        options.write_json(json, {**given, "cycles": cycles, "seconds": seconds, "used": used})
+            facts["rho"] = rho
+        options.write_json(json, {**facts, "cycles": cycles, "seconds": seconds, "used": used})
     typer.echo(cycles)

@@ -47,8 +47,8 @@ def registry_operations(registry: CellModules) -> dict[str, tuple[Operation, ...
     }
 
 
-def _row(given: ValueSpec | Tensor) -> ValueSpec:
-    return given if isinstance(given, ValueSpec) else spec_of_rows(given)
+def _row(row: ValueSpec | Tensor) -> ValueSpec:
+    return row if isinstance(row, ValueSpec) else spec_of_rows(row)
 
 
 def _counted(module: nn.Module, inputs: tuple[ValueSpec, ...], where: str) -> tuple[Operation, ...]:

@@ -52,10 +52,10 @@ class Unplanned:
     way: Way
     fold: Callable[[TracedCell], list[str]]
 
-    def preferred(self, num_sequence_inputs: int) -> TracedCell | None:
+    def preferred(self, num_step_inputs: int) -> TracedCell | None:
         """Return the graph to split instead of the planned one, None if the planned one is faster."""
         itself = Way(self.graph, fused=True, reuse=False)
-        if fastest_in_runs([itself, self.way], num_sequence_inputs) == 1:
+        if fastest_in_runs([itself, self.way], num_step_inputs) == 1:
             return None
         graph = copied(self.graph)
         self.fold(graph)

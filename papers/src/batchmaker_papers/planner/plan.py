@@ -117,20 +117,20 @@ def fastest(ways: Sequence[Way]) -> int:
     return _first_of_least([partial(program, *inputs) for program in programs])
 
 
-def fastest_in_runs(ways: Sequence[Way], num_sequence_inputs: int) -> int:
+def fastest_in_runs(ways: Sequence[Way], num_step_inputs: int) -> int:
     """Return, as `fastest`, the way whose hoisted part and step together are fastest.
 
     Raises CannotRewriteError if a way cannot be split.
     """
-    splits = [split_cell(way.graph, num_sequence_inputs, way.packer()) for way in ways]
+    splits = [split_cell(way.graph, num_step_inputs, way.packer()) for way in ways]
     specs = [spec_of_rows(node.meta["val"]) for node in ways[0].graph.inputs]
     inputs = example_rows(specs, MEASURED_BATCH, random=True)
-    sequence, state = inputs[:num_sequence_inputs], inputs[num_sequence_inputs:]
-    return _first_of_least([partial(_hoist_and_step, split, sequence, state) for split in splits])
+    step_inputs, state = inputs[:num_step_inputs], inputs[num_step_inputs:]
+    return _first_of_least([partial(_hoist_and_step, split, step_inputs, state) for split in splits])
 
 
-def _hoist_and_step(split: Split, sequence: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> None:
-    split.step(*split.hoist(*sequence), *state)
+def _hoist_and_step(split: Split, step_inputs: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> None:
+    split.step(*split.hoist(*step_inputs), *state)
 
 
 def _first_of_least(calls: Sequence[Callable[[], Any]]) -> int:

@@ -19,14 +19,14 @@ def times_in_turn_s(
     call always finds the caches as the same other call left them. The measurement takes about `seconds` in total, with
     at least `least` and at most `most` times each. Item i of each list is from round i.
     """
-    order, drawn = list(range(len(calls))), random.Random(0)
+    order, generator = list(range(len(calls))), random.Random(0)
     times: list[list[float]] = [[] for _ in calls]
     with torch.no_grad():
         for call in calls:
             call()
         end_s = time.perf_counter() + seconds
         while len(times[0]) < least or (time.perf_counter() < end_s and len(times[0]) < most):
-            drawn.shuffle(order)
+            generator.shuffle(order)
             for index in order:
                 begin_s = time.perf_counter()
                 calls[index]()

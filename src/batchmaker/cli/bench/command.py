@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from batchmaker.cli import options
 from batchmaker.cli.bench import report
 from batchmaker.cli.bench.contenders import with_equal_work
 from batchmaker.cli.bench.measurement import BenchPlan, measure_all
+from batchmaker.cli.bench.option_groups import BaselineOptions, CellOptions, HardwareOptions, LoadOptions
 from batchmaker.cli.bench.report import Result, Setting
 from batchmaker.cli.given_model import only_built_in
 from batchmaker.cli.workload import UNPADDED, Workload, make_workload
@@ -40,32 +42,11 @@ def bench(
     policy: Annotated[
         list[str] | None, typer.Option(help="auto, padded, learned:file=FILE, ...; may be given several times.")
     ] = None,
-    hidden: options.Hidden = None,
-    layers: options.Layers = None,
-    dtype: options.Dtype = options.DTYPE,
-    rate: Annotated[float | None, typer.Option(help="Offer a Poisson process of so many requests a second.")] = None,
-    load: Annotated[
-        float | None, typer.Option(help="As --rate, as a share of the padded baseline's peak, measured first.")
-    ] = None,
-    requests: Annotated[
-        int | None, typer.Option(min=1, help="Offer so many requests at once; measure to the last.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Length of the measured window.")] = 10.0,
-    deadline_ms: options.DeadlineMs = None,
-    threads: options.Threads = None,
-    workers: Annotated[int, typer.Option(min=1, help="Worker threads.")] = 1,
-    device: options.Device = "cpu",
-    max_batch: options.MaxBatch = None,
-    padded_batch: Annotated[
-        int | None, typer.Option(min=1, help="Most requests in a padded batch. Default: the best of 64, 128 and 256.")
-    ] = None,
-    sweep: Annotated[
-        bool, typer.Option(help="Look for padded's best bucket width and maximum first; without: 10 and 64.")
-    ] = True,
-    equal_work: Annotated[
-        bool,
-        typer.Option("--equal-work", help="Measure padded and serial with the engine's own cells as well: closed."),
-    ] = False,
+    *,
+    network: CellOptions,
+    offered: LoadOptions,
+    hardware: HardwareOptions,
+    baseline: BaselineOptions,
     planned: Annotated[bool, typer.Option("--planned", help="Plan the operations inside all cells.")] = False,
     lengths: Annotated[str | None, typer.Option(help="fixed:24 or clip:50, for generated sentences.")] = None,
     seed: options.Seed = 0,
@@ -91,33 +72,39 @@ def bench(
 
     batchmaker bench lstm --hidden 1024 --device cuda --dtype bfloat16
     """
-    workers = workers if device == "cpu" else len(device_numbers(device))
-    if equal_work and workers > 1:
+    device = hardware.device
+    workers = hardware.workers if device == "cpu" else len(device_numbers(device))
+    if baseline.equal_work and workers > 1:
         raise OptionError(f"--equal-work has one batch at a time: use --workers 1, got {workers}")
-    named = only_built_in(model, "bench", hidden=hidden, layers=layers, dtype=dtype, max_batch=max_batch)
+    named = only_built_in(model, "bench", **asdict(network))
     model = named.network
-    names = _policies_for(model, policy, device, equal_work=equal_work)
-    plan = BenchPlan(names, seconds, requests, rate, load, padded_batch, seed, sweep)
+    names = _policies_for(model, policy, device, equal_work=baseline.equal_work)
+    plan = BenchPlan(
+        names, offered.seconds, offered.requests, offered.rate, offered.load, baseline.padded_batch, seed,
+        baseline.sweep,
+    )  # fmt: skip
     options.check_writable(json)
     made_options = {"seed": seed, **named.options}
     options.check_model(model, **made_options)
-    workload = make_workload(model, data=data or (), lengths=lengths, count=requests, seed=seed)
+    workload = make_workload(model, data=data or (), lengths=lengths, count=offered.requests, seed=seed)
     built = _made_for(workload, model, made_options)
     for cell in built.cells.values():
         cell.optimize = cell.optimize or planned
     width, layers = made_options.get("hidden") or options.width_of(model), made_options.get("layers", 1)
-    dtype, threads = made_options.get("dtype", options.DTYPE), threads or default_threads(workers)
-    setting = Setting(model, width, layers, dtype, threads, workers, workload.source, load, deadline_ms, device)
+    dtype, threads = made_options.get("dtype", options.DTYPE), hardware.threads or default_threads(workers)
+    setting = Setting(
+        model, width, layers, dtype, threads, workers, workload.source, offered.load, offered.deadline_ms, device
+    )
     results = measure_all(built, workload, setting, plan)
     _report(setting, results, json)
 
 
-def _made_for(workload: Workload, model: str, given: dict[str, Any]) -> Model:
-    """Return the built-in model with the sizes of the workload. given: other options."""
+def _made_for(workload: Workload, model: str, model_options: dict[str, Any]) -> Model:
+    """Return the built-in model with the sizes of the workload. model_options: its other options."""
     sizes = {"vocabulary_size": workload.vocabulary_size, **workload.options}
-    for name in given.keys() & {name for name, size in sizes.items() if size is not None}:
+    for name in model_options.keys() & {name for name, size in sizes.items() if size is not None}:
         raise OptionError(f"{name} is that of the requests; leave it out")
-    return options.make_model(model, **sizes, **given)
+    return options.make_model(model, **sizes, **model_options)
 
 
 def _report(setting: Setting, results: list[Result], json: Path | None) -> None:

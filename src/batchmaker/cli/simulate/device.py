@@ -64,12 +64,12 @@ def predicted_lengths(blueprint: Blueprint, workload: SimulatedWorkload) -> tupl
     return tuple(found)
 
 
-def _lengths(workload: SimulatedWorkload, given: int | None, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _lengths(workload: SimulatedWorkload, length: int | None, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the nodes of type `given` (0 for None) and of type `end`, for all samples with any of the latter."""
     counts = [
         dict(zip(work.types.tolist(), work.nodes.tolist(), strict=True))
         for work in (work_of(request.graph) for request in workload.samples)
     ]
-    pairs = [(0 if given is None else count.get(given, 0), count[end]) for count in counts if end in count]
+    pairs = [(0 if length is None else count.get(length, 0), count[end]) for count in counts if end in count]
     known, steps = np.array(pairs, np.int64).reshape(-1, 2).T
     return known, steps

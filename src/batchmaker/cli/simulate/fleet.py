@@ -56,7 +56,7 @@ class FleetStudy:
 
 def simulate_fleets(study: FleetStudy, ask: Ask, fleet: FleetAsk, json: Path | None, png: Path | None) -> None:
     """Play everything that is asked for, show it and write it."""
-    results, drawn = run_fleets(study, ask, fleet)
+    results, fleets = run_fleets(study, ask, fleet)
     fleet_tables.show(options.out(), results)
     if json is not None:
         options.write_json(json, results)
@@ -65,32 +65,32 @@ def simulate_fleets(study: FleetStudy, ask: Ask, fleet: FleetAsk, json: Path | N
             f"{study.about['workload']}; {study.arrivals} arrivals; costs: {study.about['costs']}; {ask.requests} "
             f"requests; {results[0]['fidelity']}"
         )
-        fleet_tables.draw(png, drawn, f"A fleet of {study.model.name}, simulated", under)
+        fleet_tables.draw(png, fleets, f"A fleet of {study.model.name}, simulated", under)
 
 
 def run_fleets(study: FleetStudy, ask: Ask, fleet: FleetAsk) -> tuple[list[Result], list[tuple[str, FleetRecords]]]:
     """Return the results in the order in which things are given, and the records of the first seed and rate by name."""
     results: list[Result] = []
-    drawn: list[tuple[str, FleetRecords]] = []
+    fleets: list[tuple[str, FleetRecords]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     console = options.err()
-    jobs = len(ask.rates) * len(ask.seeds) * len(fleet.replicas) * len(fleet.all_routers)
+    jobs = len(ask.rates) * len(ask.seeds) * len(fleet.sizes) * len(fleet.all_routers)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task, done = bar.add_task("simulations", total=float(jobs)), 0
         for rate in ask.rates:
             for seed in ask.seeds:
                 work = make_work(study, fleet, rate, seed, ask.requests)
-                for replicas in fleet.replicas:
+                for replicas in fleet.sizes:
                     for router in fleet.all_routers:
                         bar.update(task, description=f"{replicas} replicas, {router}")
-                        told = partial(_advance, bar, task, done)
-                        records, fidelity = play(study, fleet, work, router, replicas, seed, told)
+                        progress = partial(_advance, bar, task, done)
+                        records, fidelity = play(study, fleet, work, router, replicas, seed, progress)
                         done += 1
-                        given = {"router": router, "replicas": replicas, "rate": rate, "seed": seed}
-                        results += _told(study, fleet, records, given, ask.slas_ms, fidelity)
+                        facts = {"router": router, "replicas": replicas, "rate": rate, "seed": seed}
+                        results += _told(study, fleet, records, facts, ask.slas_ms, fidelity)
                         if (rate, seed) == (ask.rates[0], ask.seeds[0]):
-                            drawn.append((f"{router}, {replicas}" if len(fleet.replicas) > 1 else router, records))
-    return results, drawn
+                            fleets.append((f"{router}, {replicas}" if len(fleet.sizes) > 1 else router, records))
+    return results, fleets
 
 
 def _advance(bar: Progress, task: TaskID, done: int, share: float) -> None:
@@ -101,7 +101,7 @@ def _told(
     study: FleetStudy,
     fleet: FleetAsk,
     records: FleetRecords,
-    given: Mapping[str, Any],
+    facts: Mapping[str, Any],
     slas_ms: Sequence[float],
     fidelity: str,
 ) -> list[Result]:
@@ -109,7 +109,7 @@ def _told(
     about = {**study.about, "fidelity": fidelity, "autoscale": fleet.autoscale, "start_s": fleet.start_s,
              "mean_life_s": fleet.mean_life_s, "chunks": fleet.chunks, "length_error": fleet.length_error}  # fmt: skip
     return [
-        {"model": study.model.name, "policy": study.policy, **given, "sla_ms": sla_ms}
+        {"model": study.model.name, "policy": study.policy, **facts, "sla_ms": sla_ms}
         | asdict(summarise_fleet(records, sla_ms / 1e3))
         | about
         for sla_ms in slas_ms

@@ -47,24 +47,24 @@ def show(console: Console, results: Sequence[Result]) -> None:
     console.print(table)
 
 
-def draw(path: Path, drawn: Sequence[tuple[str, FleetRecords]], title: str, under: str) -> None:
+def draw(path: Path, fleets: Sequence[tuple[str, FleetRecords]], title: str, under: str) -> None:
     """Write a PNG of what came, who served, what waited and how long answers took. DataError if it cannot be."""
     rate: list[TimeLine] = []
     replicas: list[TimeLine] = []
     waiting: list[TimeLine] = []
     latency: list[TimeLine] = []
-    for name, records in drawn:
-        over = latency_over_time(records)
+    for name, records in fleets:
+        times = latency_over_time(records)
         within = [sample for sample in records.samples if sample.at_s <= records.arrived_s[-1]]
         at_s = [sample.at_s for sample in within]
         paid = [float(sample.serving + sample.starting + sample.leaving) for sample in within]
         if not rate:
-            rate.append(TimeLine("requests", over.at_s.tolist(), over.rate_rps.tolist()))
+            rate.append(TimeLine("requests", times.at_s.tolist(), times.rate_rps.tolist()))
         replicas.append(TimeLine(name, at_s, [float(sample.serving) for sample in within]))
         replicas.append(TimeLine(name, at_s, paid, ":"))
         waiting.append(TimeLine(name, at_s, [sample.queued_s / max(sample.serving, 1) * 1e3 for sample in within]))
-        latency.append(TimeLine(name, over.at_s.tolist(), over.p50_ms.tolist(), ":"))
-        latency.append(TimeLine(name, over.at_s.tolist(), over.p99_ms.tolist()))
+        latency.append(TimeLine(name, times.at_s.tolist(), times.p50_ms.tolist(), ":"))
+        latency.append(TimeLine(name, times.at_s.tolist(), times.p99_ms.tolist()))
     panels = [
         TimePanel("Requests that come", "per second", rate),
         TimePanel("Replicas that serve; dotted: that are paid for", "replicas", replicas),

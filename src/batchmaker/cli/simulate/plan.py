@@ -40,10 +40,10 @@ class Ask:
             wrong = next((value for value in values if not (math.isfinite(value) and value > 0)), None)
             if wrong is not None:
                 raise OptionError(f"{flag} must be a finite number above 0, got {wrong:g}")
-        given: tuple[tuple[str, tuple[Any, ...]], ...] = (
+        lists: tuple[tuple[str, tuple[Any, ...]], ...] = (
             ("--policy", self.policies), ("--rate", self.rates), ("--sla-ms", self.slas_ms), ("--seed", self.seeds),
         )  # fmt: skip
-        for flag, many in given:
+        for flag, many in lists:
             if len(set(many)) < len(many):
                 raise OptionError(f"{flag}: the same value is given twice among {', '.join(map(str, many))}")
 

@@ -89,8 +89,8 @@ def play(study: Study, job: Job) -> list[Result]:
     results = []
     for sla_s in study.slas_s if job.sla_s is None else (job.sla_s,):
         numbers = asdict(summarise(records, sla_s, study.device.workers))
-        given = {"policy": job.policy, "rate": job.rate_rps, "sla_ms": 1e3 * sla_s, "seed": job.seed}
-        results.append({"model": study.model.name, **given, **numbers, **study.about})
+        facts = {"policy": job.policy, "rate": job.rate_rps, "sla_ms": 1e3 * sla_s, "seed": job.seed}
+        results.append({"model": study.model.name, **facts, **numbers, **study.about})
     return results
 
 

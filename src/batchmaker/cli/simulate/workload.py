@@ -205,9 +205,9 @@ class SimulatedArrivals:
             raise DataError(f"{path}: a trace to simulate needs arrivals at two times or more")
 
     def __str__(self) -> str:
-        told = self._kind if self._path is None else f"{self._kind} {self._path.name}"
-        told += "" if self._burst_s is None else f", bursts of {self._burst_s:g} s"
-        return told + (f", season of {self._season:.0%} in {self._day_s:g} s" if self._season else "")
+        text = self._kind if self._path is None else f"{self._kind} {self._path.name}"
+        text += "" if self._burst_s is None else f", bursts of {self._burst_s:g} s"
+        return text + (f", season of {self._season:.0%} in {self._day_s:g} s" if self._season else "")
 
     @property
     def default_rates(self) -> tuple[float, ...]:

@@ -265,28 +265,28 @@ def _sum(code: int) -> Writer:
     return write
 
 
-def _reversed_sub(assembler: Assembler, given: Sequence[_Slot], node: fx.Node) -> _Slot:
+def _reversed_sub(assembler: Assembler, operands: Sequence[_Slot], node: fx.Node) -> _Slot:
     """b - alpha a; alpha is the third argument, if it is there."""
-    a, b = given[:2]
+    a, b = operands[:2]
     alpha: Any = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
     return assembler.write(
         machine.SUB, b, a if alpha == 1 else assembler.write(machine.MUL, a, assembler.number(alpha))
     )
 
 
-def _add_product(assembler: Assembler, given: Sequence[_Slot], node: fx.Node) -> _Slot:
-    a, b, c = given
+def _add_product(assembler: Assembler, operands: Sequence[_Slot], node: fx.Node) -> _Slot:
+    a, b, c = operands
     value: Any = node.kwargs.get("value", 1)
     scaled = b if value == 1 else assembler.write(machine.MUL, b, assembler.number(value))
     return assembler.write(machine.MULTIPLY_ADD, a, scaled, c)
 
 
-def _negative(assembler: Assembler, given: Sequence[_Slot], _: fx.Node) -> _Slot:
-    return assembler.write(machine.MUL, given[0], assembler.number(-1))
+def _negative(assembler: Assembler, operands: Sequence[_Slot], _: fx.Node) -> _Slot:
+    return assembler.write(machine.MUL, operands[0], assembler.number(-1))
 
 
-def _silu(assembler: Assembler, given: Sequence[_Slot], _: fx.Node) -> _Slot:
-    return assembler.write(machine.MUL, given[0], assembler.write(machine.SIGMOID, given[0]))
+def _silu(assembler: Assembler, operands: Sequence[_Slot], _: fx.Node) -> _Slot:
+    return assembler.write(machine.MUL, operands[0], assembler.write(machine.SIGMOID, operands[0]))
 
 
 _WRITERS: Final[dict[Any, Writer]] = {

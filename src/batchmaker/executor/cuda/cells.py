@@ -65,7 +65,7 @@ class HoistedRows:
 class ChainForm:
     """The programs of a cell for chains: the hoisted part and the step.
 
-    hoisted: None if the step reads the sequence inputs themselves, all of them and in their order.
+    hoisted: None if the step reads the step inputs themselves, all of them and in their order.
     """
 
     hoisted: HoistedRows | None
@@ -102,17 +102,17 @@ class DeviceCells:
         programs += [form.program.note for form in self._tasks.values() if form is not None]
         return sorted({note for note in programs if note is not None})
 
-    def run_form(self, type_id: TypeId, num_sequence_inputs: int | None, ends: frozenset[str]) -> RunForm:
+    def run_form(self, type_id: TypeId, num_step_inputs: int | None, ends: frozenset[str]) -> RunForm:
         """See TellsForms. Makes no program."""
         until = "on the host, after each step" if ends else ""
         chains = self._chains.get(type_id)
-        program = self._nodes.get(type_id) if num_sequence_inputs is None else None if chains is None else chains.step
+        program = self._nodes.get(type_id) if num_step_inputs is None else None if chains is None else chains.step
         if program is None:
             return RunForm(
                 _RECORDED, "not recorded yet: at its first use, or at a start with an example request", until
             )
         form = _RECORDED if program.note is None else _IN_STREAM
-        if num_sequence_inputs is None:
+        if num_step_inputs is None:
             return RunForm(form, program.note or "", until)
         whole = self._tasks.get(type_id)
         if whole is not None and whole.program.is_used:
@@ -141,33 +141,37 @@ class DeviceCells:
             )
         return self._nodes[type_id]
 
-    def chains(self, type_id: TypeId, num_sequence_inputs: int) -> ChainForm:
+    def chains(self, type_id: TypeId, num_step_inputs: int) -> ChainForm:
         """Return the cell's programs for chains, which run step by step."""
         if type_id not in self._chains:
-            cell, sizes = self.bound(type_id).split(num_sequence_inputs), self._types[type_id].batch_sizes
+            cell, sizes = self.bound(type_id).split(num_step_inputs), self._types[type_id].batch_sizes
             hoisted = None
-            if not _hands_on(cell, num_sequence_inputs):
-                sequence = cell.inputs[:num_sequence_inputs]
+            if not _hands_on(cell, num_step_inputs):
+                step_inputs = cell.inputs[:num_step_inputs]
                 program = DeviceProgram(
-                    self._place, cell.name, _hoisted(cell), sequence, cell.hoisted, _TARGETS_OF_HOISTED, HOISTED_SIZES
+                    self._place,
+                    cell.name,
+                    _hoisted(cell),
+                    step_inputs,
+                    cell.hoisted,
+                    _TARGETS_OF_HOISTED,
+                    HOISTED_SIZES,
                 )
                 hoisted = HoistedRows(program, cell.hoisted)
-            specs = (*cell.hoisted, *cell.inputs[num_sequence_inputs:])
+            specs = (*cell.hoisted, *cell.inputs[num_step_inputs:])
             step = DeviceProgram(self._place, cell.name, _stepped(cell), specs, cell.outputs, TARGETS_OF_STEP, sizes)
             self._chains[type_id] = ChainForm(hoisted, step)
         return self._chains[type_id]
 
-    def tasks(self, type_id: TypeId, num_sequence_inputs: int) -> TaskForm | None:
+    def tasks(self, type_id: TypeId, num_step_inputs: int) -> TaskForm | None:
         """Return the cell's programs for whole tasks of chains; None if its steps run one by one."""
         if type_id not in self._tasks:
             cell = self.bound(type_id)
-            found = cell.recurrence(num_sequence_inputs)
-            self._tasks[type_id] = None if found is None else self._task_form(type_id, cell, found, num_sequence_inputs)
+            found = cell.recurrence(num_step_inputs)
+            self._tasks[type_id] = None if found is None else self._task_form(type_id, cell, found, num_step_inputs)
         return self._tasks[type_id]
 
-    def _task_form(
-        self, type_id: TypeId, cell: BoundCell, found: Recurrence, num_sequence_inputs: int
-    ) -> TaskForm | None:
+    def _task_form(self, type_id: TypeId, cell: BoundCell, found: Recurrence, num_step_inputs: int) -> TaskForm | None:
         most = 2 * self._types[type_id].max_batch  # in a task, new chains may follow chains that end
         sizes = [1]
         while sizes[-1] < most:
@@ -178,22 +182,22 @@ class DeviceCells:
         weights = found.weights
         spec = ValueSpec((weights.gates * weights.hidden,), cell.outputs[0].dtype)
         project = DeviceProgram(
-            self._place, cell.name, lambda *inputs: found.project(*inputs), cell.inputs[:num_sequence_inputs], (spec,),
+            self._place, cell.name, lambda *inputs: found.project(*inputs), cell.inputs[:num_step_inputs], (spec,),
             _TARGETS_OF_HOISTED, HOISTED_SIZES,
         )  # fmt: skip
         return TaskForm(HoistedRows(project, (spec,), (program.px,)), program)
 
-    def prepare(self, type_id: TypeId, num_sequence_inputs: int | None) -> None:
-        """Record a cell at every supported size. num_sequence_inputs: for chains; None for single nodes."""
+    def prepare(self, type_id: TypeId, num_step_inputs: int | None) -> None:
+        """Record a cell at every supported size. num_step_inputs: for chains; None for single nodes."""
         sizes = self._types[type_id].batch_sizes
-        if num_sequence_inputs is None:
+        if num_step_inputs is None:
             self.nodes(type_id).prepare(sizes)
             return
-        form = self.chains(type_id, num_sequence_inputs)
+        form = self.chains(type_id, num_step_inputs)
         form.step.prepare(sizes)
         if form.hoisted is not None:
             form.hoisted.program.prepare(HOISTED_SIZES)
-        whole = self.tasks(type_id, num_sequence_inputs)
+        whole = self.tasks(type_id, num_step_inputs)
         if whole is not None:
             whole.program.prepare()
             whole.projected.program.prepare(HOISTED_SIZES)
@@ -204,7 +208,7 @@ def _called(cell: BoundCell) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _hoisted(cell: BoundCell) -> Callable[..., tuple[Tensor, ...]]:
-    return lambda *sequence: cell.hoist(sequence)
+    return lambda *step_inputs: cell.hoist(step_inputs)
 
 
 def _stepped(cell: BoundCell) -> Callable[..., tuple[Tensor, ...]]:
@@ -212,10 +216,10 @@ def _stepped(cell: BoundCell) -> Callable[..., tuple[Tensor, ...]]:
     return lambda *inputs: cell.step(inputs[:size], inputs[size:])
 
 
-def _hands_on(cell: BoundCell, num_sequence_inputs: int) -> bool:
-    """Whether the step of a split cell reads its sequence inputs as they are: all of them, in their order."""
+def _hands_on(cell: BoundCell, num_step_inputs: int) -> bool:
+    """Whether the step of a split cell reads its step inputs as they are: all of them, in their order."""
     if cell.num_hoisted_calls:
         return False
-    given = example_rows(cell.inputs[:num_sequence_inputs], 1)
+    given = example_rows(cell.inputs[:num_step_inputs], 1)
     made = cell.hoist(given)
     return len(made) == len(given) and all(map(operator.is_, made, given))

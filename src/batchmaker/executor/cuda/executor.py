@@ -109,12 +109,12 @@ class CudaExecutor:
         """Texts for the user: which devices were lost, and which cells run without a recording, and why."""
         return [*self._lost.values(), *sorted({note for cells in self._cells for note in cells.notes})]
 
-    def run_form(self, type_id: TypeId, num_sequence_inputs: int | None, ends: frozenset[str]) -> RunForm:
+    def run_form(self, type_id: TypeId, num_step_inputs: int | None, ends: frozenset[str]) -> RunForm:
         """See TellsForms: of the first device that is not lost."""
         living = self._living()
         if not living:
             return RunForm("nothing: every device was lost", "; ".join(self._lost.values()))
-        return self._cells[living[0].number].run_form(type_id, num_sequence_inputs, ends)
+        return self._cells[living[0].number].run_form(type_id, num_step_inputs, ends)
 
     def counted(self, type_id: TypeId) -> RunCounts:
         """See TellsForms."""
@@ -291,8 +291,8 @@ class CudaExecutor:
         """Return the programs for a task of chains as a whole, None if there are none."""
         if task.lanes is None or not task.lanes.used.all():
             return None
-        num_sequence_inputs = len(self._types[task.type_id].inputs) - len(task.lanes.tables)
-        return self._cells[place.number].tasks(task.type_id, num_sequence_inputs)
+        num_step_inputs = len(self._types[task.type_id].inputs) - len(task.lanes.tables)
+        return self._cells[place.number].tasks(task.type_id, num_step_inputs)
 
     def _run_at_once(self, place: Place, task: RunTask, form: TaskForm, planned: PlannedTask) -> None:
         """Submit all steps of a task of chains as one launch."""

@@ -49,7 +49,7 @@ class LoopTask:
     - lanes: [positions], the row of the state tables with each position's state; different within a step.
     - tables: [n] addresses of row 0 of the tables; below, tables are given by their number here. All have contiguous
       rows; address 0 stands for zeros.
-    - source_tables, source_rows: [positions] the place of each position's token, an int64. Or `inputs`: each sequence
+    - source_tables, source_rows: [positions] the place of each position's token, an int64. Or `inputs`: each step
       input [positions, *shape], in the order of the positions.
     - move_at: [moves] ascending positions whose state is not in their lane yet. move_tables, move_rows: [state inputs,
       moves], its place when their step begins. Within a step no lane is both source and target.
@@ -93,8 +93,8 @@ class LoopCell:
     - bias: [gates * hidden] of the product, only for "gru".
     - state, outputs: for each state input and each output, 0 for h and 1 for c.
     - table: [tokens, gates * hidden], the projected input of each token, None if the inputs are not tokens. token: the
-      number of the sequence input that is the token.
-    - project: the sequence inputs of n rows -> [n, gates * hidden]; may raise.
+      number of the step input that is the token.
+    - project: the step inputs of n rows -> [n, gates * hidden]; may raise.
     - product: states [n, hidden] -> states @ weights.T + bias in their dtype, by PyTorch.
     """
 
@@ -156,7 +156,7 @@ class RecurrentLoop:
 
     @property
     def token(self) -> int | None:
-        """The number of the sequence input with the folded table's token; None without a table.
+        """The number of the step input with the folded table's token; None without a table.
 
         With a table it is the only input that is read.
         """

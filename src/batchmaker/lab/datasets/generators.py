@@ -43,8 +43,8 @@ def europarl_lengths(n: int, seed: Seed, clip: int | None = None) -> NDArray[np.
     _at_least("n", n, 0)
     longest = EUROPARL_MAX_LENGTH if clip is None else min(_at_least("clip", clip, 1), EUROPARL_MAX_LENGTH)
     mu = math.log(EUROPARL_MEAN_LENGTH) - _EUROPARL_SIGMA**2 / 2
-    drawn = _generator(seed).lognormal(mu, _EUROPARL_SIGMA, size=n)
-    return np.clip(np.rint(drawn), 1, longest).astype(np.int64)
+    raw = _generator(seed).lognormal(mu, _EUROPARL_SIGMA, size=n)
+    return np.clip(np.rint(raw), 1, longest).astype(np.int64)
 
 
 def fixed_lengths(n: int, length: int = EUROPARL_MEAN_LENGTH) -> NDArray[np.int64]:
@@ -72,8 +72,8 @@ def lazybatching_lengths(count: int, seed: Seed) -> tuple[NDArray[np.int64], NDA
     2021), figure 11 and its dec_timesteps.
     """
     generator = _generator(seed)
-    drawn = generator.lognormal(math.log(_LAZYBATCHING_MEDIAN), _LAZYBATCHING_SIGMA, size=_at_least("count", count, 0))
-    source = np.clip(np.rint(drawn), 1, _LAZYBATCHING_MAX_LENGTH).astype(np.int64)
+    raw = generator.lognormal(math.log(_LAZYBATCHING_MEDIAN), _LAZYBATCHING_SIGMA, size=_at_least("count", count, 0))
+    source = np.clip(np.rint(raw), 1, _LAZYBATCHING_MAX_LENGTH).astype(np.int64)
     return source, translation_lengths(source, generator)
 
 
@@ -214,13 +214,13 @@ def random_tagged_sentences(
     """
     _at_least("tags", len(tags), 1)
     generator = _generator(seed)
-    drawn = random_sentences(lengths, _at_least("vocabulary", vocabulary, 1) + NUM_RESERVED, generator)
+    sentences = random_sentences(lengths, _at_least("vocabulary", vocabulary, 1) + NUM_RESERVED, generator)
     return [
         TaggedSentence(
             tuple(f"w{word - NUM_RESERVED + 1}" for word in sentence.tolist()),
             tuple(tags[i] for i in generator.integers(0, len(tags), len(sentence)).tolist()),
         )
-        for sentence in drawn
+        for sentence in sentences
     ]
 
 
@@ -233,8 +233,8 @@ def _dressed(children: NDArray[np.int32], generator: np.random.Generator, vocabu
 
 def _words(count: int, generator: np.random.Generator, vocabulary: int | Sequence[str]) -> tuple[str, ...]:
     num_words = vocabulary if isinstance(vocabulary, int) else len(vocabulary)
-    drawn = generator.integers(0, _at_least("vocabulary", num_words, 1), size=count).tolist()
-    return tuple([f"w{i}" for i in drawn] if isinstance(vocabulary, int) else [vocabulary[i] for i in drawn])
+    numbers = generator.integers(0, _at_least("vocabulary", num_words, 1), size=count).tolist()
+    return tuple([f"w{i}" for i in numbers] if isinstance(vocabulary, int) else [vocabulary[i] for i in numbers])
 
 
 def _generator(seed: Seed) -> np.random.Generator:

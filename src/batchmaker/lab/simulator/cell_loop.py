@@ -57,7 +57,7 @@ from batchmaker.scheduler.addresses import State, state_at
 from batchmaker.scheduler.arrive import arrive, begin, wait
 from batchmaker.scheduler.layout import HEAD_OF_QUEUE, ID, NOWHERE, REQUEST, TAIL_OF_QUEUE
 from batchmaker.scheduler.queues import ready_types
-from batchmaker.scheduler.retire import FIRST_ROW, NUM_OVER, RETIRED, retire
+from batchmaker.scheduler.retire import FIRST_ROW, NUM_FINISHED, RETIRED, retire
 from batchmaker.scheduler.steps import (
     AT_NODE,
     ENTERING,
@@ -239,19 +239,19 @@ def _end_step(
     numbers, type_id, step, now_s = loop.numbers, task[OF_TYPE], loop.numbers[STEP], loop.seconds[NOW_S]
     found = retire(addresses, task, step, step + 1, loop.never, True, taken_s)
     numbers[STEP] += 1
-    num_over = found[NUM_OVER]
-    for i in range(num_over):
-        loop.finished_s[found[RETIRED + num_over + i]] = now_s
+    num_finished = found[NUM_FINISHED]
+    for i in range(num_finished):
+        loop.finished_s[found[RETIRED + num_finished + i]] = now_s
     if policy.how == CELLULAR:
         return
     times = policy.times
     if times.corrects:
         times.factors[type_id] = corrected(times.factors[type_id], times.base_s[type_id, rows], taken_s)
         numbers[SINCE] += 1
-    numbers[CHANGES] += num_over > 0
-    if num_over == 0:
+    numbers[CHANGES] += num_finished > 0
+    if num_finished == 0:
         return
-    slots = found[RETIRED : RETIRED + num_over]
+    slots = found[RETIRED : RETIRED + num_finished]
     if policy.how == LAZY:
         learn_lengths(loop, watched, policy, slots)
     elif note_ended(slots, watched.left, watched.done, watched.width, policy.auto.ended):

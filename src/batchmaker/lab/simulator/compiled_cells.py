@@ -210,12 +210,12 @@ class CompiledCells:
             numbers[STALE], numbers[IS_LEARNING] = 0, policy.is_learning
 
     def _learn_lengths(self, policy: LazyPolicy, lazy: Lazy) -> None:
-        profiles = [profile for _, _, profile in policy.left.predicted]
+        profiles = [profile for _, _, profile in policy.steps_left.predicted]
         for profile, given, steps, seen in zip(
             profiles, lazy.seen_given, lazy.seen_steps, lazy.num_seen.tolist(), strict=True
         ):
             profile.observe_all(given[:seen], steps[:seen])
-        predictions = policy.left.predictions()
+        predictions = policy.steps_left.predictions()
         lazy.num_seen[:] = 0
         lazy.stale_at[:] = [profile.num_until_stale for profile in profiles]
         self._loop.numbers[STALE] = 0
@@ -249,10 +249,11 @@ def _offer(
 
 def _lazy(policy: LazyPolicy, offer: OfferTables) -> Lazy:
     """Return what `lazy` knows."""
-    num, count, num_types = len(policy.left.predicted), len(offer.kinds), offer.nodes.shape[1]
+    num, count, num_types = len(policy.steps_left.predicted), len(offer.kinds), offer.nodes.shape[1]
     of_type = np.array([offer.model[offer.nodes[:, t] > 0].max(initial=0) for t in range(num_types)], np.int64)
     return Lazy(
-        policy.rules, policy.cap, policy.recent, of_type, _predictions(policy.left), np.zeros((num, count), np.int64),
+        policy.rules, policy.cap, policy.recent, of_type, _predictions(policy.steps_left),
+        np.zeros((num, count), np.int64),
         np.zeros((num, count), np.int64), np.zeros(num, np.int64), np.full(num, count + 1),
     )  # fmt: skip
 

@@ -112,6 +112,6 @@ def paired_difference(
             f"a paired difference needs the same 2 or more seeds of both; got {len(one)} and {len(other)}"
         )
     gaps = np.asarray(one, np.float64) - np.asarray(other, np.float64)
-    drawn = np.random.default_rng(seed).integers(0, len(gaps), size=(resamples, len(gaps)))
-    low, high = np.percentile(gaps[drawn].mean(axis=1), (2.5, 97.5)).tolist()
+    resampled = np.random.default_rng(seed).integers(0, len(gaps), size=(resamples, len(gaps)))
+    low, high = np.percentile(gaps[resampled].mean(axis=1), (2.5, 97.5)).tolist()
     return Difference(float(gaps.mean()), low, high)

@@ -69,6 +69,7 @@ class BeamStep(nn.Module):
         self, choice: Tensor, memory: Tensor, number: Tensor, score: Tensor, h: Tensor, c: Tensor, length: Tensor,
         end: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Return done [n] bool, and the state after the step; shapes as above."""
         (count, beam), words = choice.shape, self.words
         word = choice % words
         h, c = self.lstm(self.embedding(word).flatten(0, 1), (h.flatten(0, 1), c.flatten(0, 1)))

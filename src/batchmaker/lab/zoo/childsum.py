@@ -231,9 +231,9 @@ class ChildSumModel(Model):
             begin = end
         return h[torch.from_numpy(place)]
 
-    def _calls(self, request: Any) -> tuple[NDArray[np.int64], Calls]:
+    def _calls(self, request: Any) -> tuple[NDArray[np.int64], ChildSumCalls]:
         words, edges = self._parse(request)
-        calls = Calls(len(words), len(edges))
+        calls = ChildSumCalls(len(words), len(edges))
         if not lay_out(
             words, self.vocabulary_size, edges, calls.leaf_words, calls.places, calls.nodes, calls.children, calls.ends,
             calls.counts,
@@ -258,7 +258,7 @@ class ChildSumModel(Model):
 
 
 @final
-class Calls:
+class ChildSumCalls:
     """The calls of cells for one request: of leaves, and of groups and inner nodes, one after the other.
 
     leaf_words: [leaves] words of the leaves, and, if there are inner nodes, the number that stands for no child.
@@ -338,7 +338,10 @@ def lay_out(
     ends: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> bool:
-    """Fill the arrays of Calls. Return whether the words are known, and the edges [m, 2] have one root and no cycle."""
+    """Fill the arrays of ChildSumCalls.
+
+    Return whether the words are known, and the edges [m, 2] have one root and no cycle.
+    """
     num_nodes = len(words)
     count, above = np.zeros(num_nodes, np.int64), np.zeros(num_nodes + 1, np.int64)
     for edge in range(len(edges)):

@@ -208,13 +208,13 @@ class DeepSpeech2Model(NetworkModel):
         """Return characters, int64 [n], or scores [n, characters] of the steps of a spectrogram [frames, pitches]."""
         cells = self.cells
         x = self._convolved(checked_frames(request, self.pitches, "the spectrogram"), cells)
-        given: tuple[Any, ...] = (x,)
+        inputs: tuple[Any, ...] = (x,)
         back: tuple[Any, ...] = (x[::-1],)
         for number in range(1, self.layers + 1):
-            left, right = cells[f"left_{number}"].run(given), cells[f"right_{number}"].run(back)
-            given = left.steps, right.steps[::-1]
+            left, right = cells[f"left_{number}"].run(inputs), cells[f"right_{number}"].run(back)
+            inputs = left.steps, right.steps[::-1]
             back = left.steps[::-1], right.steps
-        return self.scores.map(*given)
+        return self.scores.map(*inputs)
 
     def length(self, request: Any) -> int:
         return len(checked_frames(request, self.pitches, "the spectrogram"))

@@ -127,8 +127,8 @@ class DrawStep(nn.Module):
     def forward(self, token: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         *state, seed, step, temperature, top_k, top_p = given
         x, after = self.network.through(token, state)
-        drawn = self.sample(self.network.head(x), seed, step, temperature, top_k, top_p)
-        return drawn, *after, seed, step + 1, temperature, top_k, top_p
+        chosen = self.sample(self.network.head(x), seed, step, temperature, top_k, top_p)
+        return chosen, *after, seed, step + 1, temperature, top_k, top_p
 
 
 @final
@@ -214,6 +214,7 @@ class LanguageModel(NetworkModel):
         return Completions(self.tokenizer.encode, self.tokenizer.decode, self.eos)
 
     def unfold(self, request: Any) -> Any:
+        """Return the tokens that follow a prompt, int64 [n]: up to its `until`, and `max_tokens` at most."""
         order = self._parse(request)
         state: Sequence[Any] = self._initial
         if len(order.tokens) > 1:
@@ -253,21 +254,21 @@ class LanguageModel(NetworkModel):
             return write(step, [order.max_tokens for order in orders], [order.until for order in orders], last)
 
     def _parse(self, request: Any) -> Prompt:
-        given: Mapping[str, Any] = request if isinstance(request, Mapping) else {"prompt": request}
-        unknown = [str(key) for key in given if key != "prompt" and key not in self.optional_inputs]
-        if unknown or "prompt" not in given:
+        fields: Mapping[str, Any] = request if isinstance(request, Mapping) else {"prompt": request}
+        unknown = [str(key) for key in fields if key != "prompt" and key not in self.optional_inputs]
+        if unknown or "prompt" not in fields:
             raise InvalidRequestError(
                 f"a request is token ids, or a dict with 'prompt' and any of {', '.join(self.optional_inputs)}; "
-                f"got the keys {sorted(map(str, given))}"
+                f"got the keys {sorted(map(str, fields))}"
             )
         return Prompt(
-            tokens=checked_tokens(given["prompt"], self.vocabulary_size, "the prompt"),
-            max_tokens=_whole(given, "max_tokens", MAX_TOKENS, 1),
-            until=None if given.get("ignore_eos", False) else self.eos,
-            temperature=_number(given, "temperature", 0.0, math.inf),
-            top_k=_whole(given, "top_k", 0, -1),
-            top_p=_number(given, "top_p", 1.0, 1.0),
-            seed=_whole(given, "seed", 0, -(1 << 63)),
+            tokens=checked_tokens(fields["prompt"], self.vocabulary_size, "the prompt"),
+            max_tokens=_whole(fields, "max_tokens", MAX_TOKENS, 1),
+            until=None if fields.get("ignore_eos", False) else self.eos,
+            temperature=_number(fields, "temperature", 0.0, math.inf),
+            top_k=_whole(fields, "top_k", 0, -1),
+            top_p=_number(fields, "top_p", 1.0, 1.0),
+            seed=_whole(fields, "seed", 0, -(1 << 63)),
         )
 
 
@@ -280,23 +281,23 @@ def _chooser(orders: Sequence[Prompt]) -> Callable[[Tensor], Tensor]:
     sampler, steps = Sampler(), iter(range(1 << 62))
 
     def choose(scores: Tensor) -> Tensor:
-        drawn: Tensor = sampler(scores, seed, torch.full_like(seed, next(steps)), temperature, top_k, top_p)
-        return drawn
+        chosen: Tensor = sampler(scores, seed, torch.full_like(seed, next(steps)), temperature, top_k, top_p)
+        return chosen
 
     return choose
 
 
-def _whole(given: Mapping[str, Any], name: str, default: int, least: int) -> int:
+def _whole(fields: Mapping[str, Any], name: str, default: int, least: int) -> int:
     """Return an option that is a whole number. InvalidRequestError if it is none, or outside least..2^63 - 1."""
-    value = given.get(name, default)
+    value = fields.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value < 1 << 63:
         raise InvalidRequestError(f"{name} must be a whole number of at least {least}, got {value!r}")
     return int(value)
 
 
-def _number(given: Mapping[str, Any], name: str, default: float, most: float) -> float:
+def _number(fields: Mapping[str, Any], name: str, default: float, most: float) -> float:
     """Return an option that is a number. InvalidRequestError if it is none, below 0, infinite or above `most`."""
-    value = given.get(name, default)
+    value = fields.get(name, default)
     is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= most or value == math.inf:
         limit = "" if most == math.inf else f" and at most {most:g}"

@@ -174,15 +174,15 @@ class LasModel(NetworkModel):
         """Return the characters of an utterance [frames, pitches], int64 [n]; `{"source": ..., "words": n}` sets n."""
         order, cells = self._parse(request), self.cells
         zeros = np.zeros(self.listener, np.float32)
-        given: tuple[Any, ...] = (order.source,)
+        inputs: tuple[Any, ...] = (order.source,)
         for number in range(self.pyramid + 1):
             if number:
-                even = len(given[0]) - len(given[0]) % 2
-                given = tuple(side[at:even:2] for at in range(2) for side in given)
-            left = cells[f"left_{number}"].run(given, (zeros, zeros))[0].steps
-            right = cells[f"right_{number}"].run(tuple(side[::-1] for side in given), (zeros, zeros))[0].steps
-            given = left, right[::-1]
-        memory = remember(cells["remember"], cells["remember_one"], given)
+                even = len(inputs[0]) - len(inputs[0]) % 2
+                inputs = tuple(side[at:even:2] for at in range(2) for side in inputs)
+            left = cells[f"left_{number}"].run(inputs, (zeros, zeros))[0].steps
+            right = cells[f"right_{number}"].run(tuple(side[::-1] for side in inputs), (zeros, zeros))[0].steps
+            inputs = left, right[::-1]
+        memory = remember(cells["remember"], cells["remember_one"], inputs)
         state = (BOS, *(None,) * (2 * self.layers + 1), *memory)
         return self.speller.loop(state, until=order.until, max_steps=order.words)[0].steps
 

@@ -83,15 +83,15 @@ class PlainTypes:
         """Raise the error: only one shape of a cell's inputs is supported here."""
         raise error
 
-    def in_runs(self, cell: CellType, num_sequence_inputs: int) -> CellType:
+    def in_runs(self, cell: CellType, num_step_inputs: int) -> CellType:
         """Return the cell: nothing here depends on the number of inputs per step."""
         return cell
 
-    def whole_form(self, cell: Cell, known: CellType, given: Given, num_sequence_inputs: int) -> None:
+    def whole_form(self, cell: Cell, known: CellType, given: Given, num_step_inputs: int) -> None:
         """Return nothing: runs are steps here."""
 
-    def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
-        return initial_state(cell, sequence)
+    def zero_state(self, cell: Cell, step_inputs: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
+        return initial_state(cell, step_inputs)
 
 
 _types: weakref.WeakKeyDictionary[Model, PlainTypes] = weakref.WeakKeyDictionary()

@@ -146,23 +146,24 @@ class RnntModel(NetworkModel):
         """Return the symbols that the next frames [n, pitches] add. state: the encoder's, g and the predictor's."""
         frames = checked_frames(chunk, self.pitches, "the spectrogram")
         if state is None:
-            g, *told = self.predictor.run([BLANK])
-            state = None, g, tuple(told)
-        heard, g, told = state
+            g, *predicted = self.predictor.run([BLANK])
+            state = None, g, tuple(predicted)
+        heard, g, predicted = state
         x, heard = self.encoder(frames, heard)
         f, length = self.listen.map(x), len(frames)
 
         def body(now: Hypothesis) -> Hypothesis:
+            """One step of the search: a symbol or the next frame. The predictor goes on only after a symbol."""
             symbol, emits, t, k, going = self.joint(f.at(now.t), now.g, now.t, now.k, length)
 
             def tell() -> tuple[Any, tuple[Any, ...]]:
-                g, *told = self.predictor(symbol, *now.state)
-                return g, tuple(told)
+                g, *predicted = self.predictor(symbol, *now.state)
+                return g, tuple(predicted)
 
-            g, told = cond(emits, tell, lambda: (now.g, now.state))
-            return Hypothesis(symbol, emits, t, k, going, g, told)
+            g, predicted = cond(emits, tell, lambda: (now.g, now.state))
+            return Hypothesis(symbol, emits, t, k, going, g, predicted)
 
-        begin = Hypothesis(BLANK, False, 0, 0, True, g, told)
+        begin = Hypothesis(BLANK, False, 0, 0, True, g, predicted)
         last = while_loop(
             lambda now: now.going, body, begin, max_steps=self.max_symbols * length, collect=lambda now: now.emits
         )
@@ -186,8 +187,8 @@ class RnntModel(NetworkModel):
                 symbol, emits, t, k, going = network.joint(f[t, live], g, t, k, lengths)
                 which = emits.nonzero()[:, 0]
                 if len(which):
-                    g[which], *told = network.predictor(symbol[which], *(part[which] for part in state))
-                    for part, new in zip(state, told, strict=True):
+                    g[which], *predicted = network.predictor(symbol[which], *(part[which] for part in state))
+                    for part, new in zip(state, predicted, strict=True):
                         part[which] = new
                     for row, one in zip(live[which].tolist(), symbol[which].tolist(), strict=True):
                         written[row].append(one)

@@ -101,6 +101,7 @@ class RwkvBlock(nn.Module):
         self.halves = halves
 
     def forward(self, x: Tensor, mixed: Tensor, fed: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
+        """Return x after the block [n, hidden], and the state after the step."""
         if self.pre_ln is not None:
             x = self.pre_ln(x)
         attended = self.ln1(x)

@@ -40,7 +40,7 @@ class ShapeRegistry:
         self._types: dict[Cell, CellType] = {}
         self.types: list[CellType] = []
         self.modules: list[nn.Module] = []
-        self.num_sequence_inputs: dict[TypeId, int] = {}
+        self.num_step_inputs: dict[TypeId, int] = {}
         self._forms: dict[tuple[TypeId, int], CellType] = {}
 
     def known(self, cell: Cell) -> CellType | None:
@@ -63,26 +63,26 @@ class ShapeRegistry:
         """Raise the error: only one shape of a cell's inputs is supported here."""
         raise error
 
-    def in_runs(self, cell: CellType, num_sequence_inputs: int) -> CellType:
+    def in_runs(self, cell: CellType, num_step_inputs: int) -> CellType:
         """Return the type for chains of a cell with so many inputs per step; see CellTypes."""
-        if self.num_sequence_inputs.setdefault(cell.type_id, num_sequence_inputs) == num_sequence_inputs:
+        if self.num_step_inputs.setdefault(cell.type_id, num_step_inputs) == num_step_inputs:
             return cell
-        form = self._forms.get((cell.type_id, num_sequence_inputs))
+        form = self._forms.get((cell.type_id, num_step_inputs))
         if form is None:
-            form = cell.in_form(TypeId(len(self.types)), num_sequence_inputs)
-            self._forms[cell.type_id, num_sequence_inputs] = form
-            self.num_sequence_inputs[form.type_id] = num_sequence_inputs
+            form = cell.in_form(TypeId(len(self.types)), num_step_inputs)
+            self._forms[cell.type_id, num_step_inputs] = form
+            self.num_step_inputs[form.type_id] = num_step_inputs
             self.types.append(form)
             self.modules.append(self.modules[cell.type_id])
         return form
 
-    def whole_form(self, cell: Cell, known: CellType, given: Given, num_sequence_inputs: int) -> None:
+    def whole_form(self, cell: Cell, known: CellType, given: Given, num_step_inputs: int) -> None:
         """Return nothing: runs are steps here."""
 
-    def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
+    def zero_state(self, cell: Cell, step_inputs: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
         """Return the specs of a chain's initial state when the unfold function gives none."""
         with torch.device(_device(cell.module)):
-            return initial_state(cell, sequence)
+            return initial_state(cell, step_inputs)
 
 
 def call_with_shapes(

@@ -137,7 +137,7 @@ def sines(places: int, width: int) -> Tensor:
 
 
 @final
-class Memory(nn.Module):
+class SourceProjections(nn.Module):
     """Keys and values of the source for the decoder's layers: forward(x) -> both, [n, layers, places, width]."""
 
     def __init__(self, layers: Sequence[DecoderLayer]) -> None:
@@ -156,7 +156,7 @@ class TransformerDecoder(nn.Module):
 
     forward(word, place, keys 1, values 1, ..., keys L, values L, source keys, source values, count) -> (next word, and
     the same state after it). place: words written so far, [n] int64. keys, values: [n, places, width], filled up to
-    `place`. source keys, values, count: from Memory, passed through.
+    `place`. source keys, values, count: from SourceProjections, passed through.
     """
 
     def __init__(self, embed: Embed, project: nn.Linear, layers: Sequence[DecoderLayer]) -> None:
@@ -248,7 +248,7 @@ class TransformerModel(NetworkModel):
         for number, layer in enumerate(network.encoder, start=1):
             setattr(self, f"layer_{number}", Cell(layer, max_batch=max_batch, priority=number))
         decoder: list[Any] = list(network.decoder)
-        self.memory = Cell(Memory(decoder).eval(), max_batch=max_batch, priority=layers + 1)
+        self.memory = Cell(SourceProjections(decoder).eval(), max_batch=max_batch, priority=layers + 1)
         place, past = ValueSpec((), "int64"), ValueSpec((positions, hidden), dtype)
         source = ValueSpec((layers, positions, hidden), dtype)
         state = (place, *(past,) * (2 * layers), source, source, ValueSpec((), "int64"))

@@ -52,7 +52,7 @@ NOBODY: Final = Sender()
 
 
 def sender_of(scope: Scope, keys: KeyRing) -> Sender:
-    """Return who sends a call that has passed the Gate."""
+    """Return who sends a call that has passed the middleware."""
     if keys.is_of_fleet:
         for name, value in scope["headers"]:
             if name == _SENDER:

@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Router
 from starlette.types import Receive, Scope, Send
 
-from batchmaker.server.http.gate import OPEN_PATHS, Gate
+from batchmaker.server.http.middleware import OPEN_PATHS, CallMiddleware
 from batchmaker.server.http.routes.chunks import chunk_routes
 from batchmaker.server.http.routes.completions import completion_routes
 from batchmaker.server.http.routes.health import health_routes
@@ -21,10 +21,10 @@ from batchmaker.server.observe.spans import Spans
 from batchmaker.server.service.site import Site
 
 
-def make_app(site: Site, spans: Spans, *, admin_apart: bool = False, log_access: bool = False) -> Gate:
+def make_app(site: Site, spans: Spans, *, admin_apart: bool = False, log_access: bool = False) -> CallMiddleware:
     """Return the application. admin_apart: leave out the routes of `make_admin_app`."""
     routes = user_routes(site) if admin_apart else all_routes(site)
-    return Gate(
+    return CallMiddleware(
         Router(routes, redirect_slashes=False, default=_nothing_here),
         site.keys,
         site.origins,
@@ -34,11 +34,11 @@ def make_app(site: Site, spans: Spans, *, admin_apart: bool = False, log_access:
     )
 
 
-def make_admin_app(site: Site, spans: Spans, *, log_access: bool = False) -> Gate:
+def make_admin_app(site: Site, spans: Spans, *, log_access: bool = False) -> CallMiddleware:
     """Return the application for operators, for a port that others cannot reach: metrics need no key."""
     router = Router(admin_routes(site), redirect_slashes=False, default=_nothing_here)
     open_paths = OPEN_PATHS | {"/metrics"}
-    return Gate(
+    return CallMiddleware(
         router,
         site.keys,
         site.origins,

@@ -13,8 +13,8 @@ from batchmaker.server.access.connections import Connections
 from batchmaker.server.access.departure import DEPARTURE, Departure
 from batchmaker.server.access.request_body import WHOLE, BodyBudget
 from batchmaker.server.faults import ServiceError
-from batchmaker.server.http.gate import key_in
 from batchmaker.server.http.joined_writes import JoinedWrites
+from batchmaker.server.http.middleware import key_in
 from batchmaker.server.http.refusals import Refusals
 from batchmaker.server.http.shared_connection import PROTOCOL, SharedConnection
 from batchmaker.server.limits import Limits
@@ -207,6 +207,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def on_response_complete(self) -> None:
+        """Send what is joined, and wait for the rest of the body, or for the next call."""
         cast(JoinedWrites, self.transport).send_now()
         super().on_response_complete()
         if self.transport.is_closing():

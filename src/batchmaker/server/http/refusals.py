@@ -10,7 +10,7 @@ import msgspec
 
 from batchmaker.server.access.auth import KeyRing
 from batchmaker.server.faults import ServiceError
-from batchmaker.server.http.gate import key_in, sent_id_in
+from batchmaker.server.http.middleware import key_in, sent_id_in
 from batchmaker.server.observe.request_ids import HEADER, RequestIds
 
 _PREFIX: Final = b"/v2/models/"

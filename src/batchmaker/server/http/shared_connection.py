@@ -125,6 +125,7 @@ class SharedConnection(asyncio.Protocol):
         state.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
+        """Begin the calls, and give up those that are given up. Closes the connection if a frame is malformed."""
         try:
             messages = self._reader.feed(data)
         except ValueError:

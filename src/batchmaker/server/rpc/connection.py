@@ -145,6 +145,7 @@ class RpcConnection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(self._bodies.limits.body_seconds, self.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Release what its calls hold, and end the connection to the core of gRPC."""
         self._disarm()
         self._connections.closed(self)
         for stream in self.streams.values():
@@ -156,6 +157,7 @@ class RpcConnection(asyncio.Protocol):
         self.on_lost()
 
     def data_received(self, data: bytes) -> None:
+        """Pass bytes on to the core. Before the core is connected, check that the client speaks HTTP/2."""
         if self._core.transport is not None:
             self._pass_on(data)
             return
@@ -305,6 +307,7 @@ class CoreEnd(asyncio.Protocol):
         self._connection.close()
 
     def data_received(self, data: bytes) -> None:
+        """Send bytes of the core to the client, and note what was sent of each stream, and which has ended."""
         data, pieces = self._frames.read(data)
         if data:
             self._connection.send(data)

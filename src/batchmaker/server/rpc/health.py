@@ -13,7 +13,7 @@ from typing import Any, Final, final
 from batchmaker.server.access.connections import Connections
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
-from batchmaker.server.rpc.gate import RpcCall, RpcGate, RpcService
+from batchmaker.server.rpc.handlers import RpcCall, RpcHandlers, RpcService
 from batchmaker.server.rpc.schema import SERVICE, decode, messages_of
 
 _PACKAGE: Final = "grpc.health.v1"
@@ -36,7 +36,7 @@ def health_service(limits: Limits) -> RpcService:
     return RpcService(f"{_PACKAGE}.Health", _MESSAGES, frozenset(("Check", "Watch")), calls)
 
 
-def health_methods(gate: RpcGate, ready: Callable[[], bool], limits: Limits) -> dict[str, Any]:
+def health_methods(handlers: RpcHandlers, ready: Callable[[], bool], limits: Limits) -> dict[str, Any]:
     """Return gRPC's handlers of the methods: Check, and Watch, which reports changes until the client goes.
 
     ready: whether requests are taken.
@@ -55,6 +55,7 @@ def health_methods(gate: RpcGate, ready: Callable[[], bool], limits: Limits) -> 
         return {"status": state}
 
     async def watch(call: RpcCall) -> None:
+        """Send the state, and again whenever it changes, until the client goes."""
         data = await call.read(limits.body_seconds)
         asked = decode("WatchRequest", data or b"", _MESSAGES)
         call.idle()
@@ -69,7 +70,7 @@ def health_methods(gate: RpcGate, ready: Callable[[], bool], limits: Limits) -> 
                     await call.write(message.SerializeToString(), limits.write_seconds)
                 await call.wait(changed)
 
-    return {"Check": gate.unary("Check", check), "Watch": gate.stream("Watch", watch)}
+    return {"Check": handlers.unary("Check", check), "Watch": handlers.stream("Watch", watch)}
 
 
 @final

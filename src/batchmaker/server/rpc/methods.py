@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.formats.messages import InferRequest
-from batchmaker.server.rpc.gate import Answer, RpcCall
+from batchmaker.server.rpc.handlers import Answer, RpcCall
 from batchmaker.server.rpc.wire import parameters_of, read_infer, write_infer
 from batchmaker.server.service.descriptions import (
     EXTENSIONS,
@@ -113,6 +113,7 @@ def _repository(site: Site) -> dict[str, Answer]:
         return {"models": [asdict(line) for line in await repository.index(ready_only=asked.ready)]}
 
     async def load(asked: Any, call: RpcCall) -> dict[str, Any]:
+        """Load a model of the server's own sources. UNSUPPORTED with parameters; FORBIDDEN for keys that may not."""
         check(asked)
         site.keys.check_control(call.caller)
         if asked.parameters:

@@ -14,7 +14,7 @@ from grpc import aio
 from batchmaker.server.access.connections import Connections
 from batchmaker.server.config import Config
 from batchmaker.server.observe.spans import Spans
-from batchmaker.server.rpc.gate import Answer, RpcCall, RpcGate, RpcService
+from batchmaker.server.rpc.handlers import Answer, RpcCall, RpcHandlers, RpcService
 from batchmaker.server.rpc.health import health_methods, health_service
 from batchmaker.server.rpc.listener import RpcListener
 from batchmaker.server.rpc.schema import MESSAGES, SERVICE
@@ -55,25 +55,25 @@ class RpcServer:
         limits, log_access = config.limits, config.log.access
         calls = Connections(limits.max_connections, limits.max_client_connections, "calls")
         service, stream_of = RpcService(SERVICE, MESSAGES, _OPEN, calls), self._listener.stream_of
-        self._gate = RpcGate(service, access, spans, stream_of, log_access=log_access)
-        health = RpcGate(health_service(limits), access, spans, stream_of, log_access=log_access)
+        self._handlers = RpcHandlers(service, access, spans, stream_of, log_access=log_access)
+        health = RpcHandlers(health_service(limits), access, spans, stream_of, log_access=log_access)
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._server = aio.server(options=rpc_options(config))
         self._server.add_generic_rpc_handlers(
             (
-                grpc.method_handlers_generic_handler(SERVICE, self._handlers(unary)),
+                grpc.method_handlers_generic_handler(SERVICE, self._methods(unary)),
                 grpc.method_handlers_generic_handler(health.service.name, health_methods(health, ready, limits)),
             )
         )
         self._server.add_insecure_port(self._listener.core)
         self.address = self._listener.address
 
-    def _handlers(self, unary: Mapping[str, Answer]) -> dict[str, Any]:
+    def _methods(self, unary: Mapping[str, Answer]) -> dict[str, Any]:
         async def infer(call: RpcCall) -> None:
             await InferStream(self._access, self._streamed, call, self._stop).run()
 
-        handlers = {name: self._gate.unary(name, answer) for name, answer in unary.items()}
-        return {**handlers, "ModelStreamInfer": self._gate.stream("ModelStreamInfer", infer)}
+        methods = {name: self._handlers.unary(name, answer) for name, answer in unary.items()}
+        return {**methods, "ModelStreamInfer": self._handlers.stream("ModelStreamInfer", infer)}
 
     @property
     def tls(self) -> ssl.SSLContext | None:
@@ -94,7 +94,7 @@ class RpcServer:
         """Refuse new calls, let running ones end, for `within_s` at most, and end."""
         self.hang_up()
         end = time.monotonic() + within_s
-        while self._gate.num_active and time.monotonic() < end:
+        while self._handlers.num_active and time.monotonic() < end:
             await asyncio.sleep(0.02)
         await self._server.stop(_WATCHERS_S)
         await self._listener.close()

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, final
 from batchmaker.server.access.request_body import HeldBytes
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.formats.parameters import SequenceName, named_sequence
-from batchmaker.server.rpc.gate import RpcCall
+from batchmaker.server.rpc.handlers import RpcCall
 from batchmaker.server.rpc.schema import MESSAGES, decode
 from batchmaker.server.rpc.wire import FINAL, PARTS, parameters_of
 from batchmaker.server.service.site import CallAccess

@@ -213,6 +213,7 @@ class SocketProtocol(asyncio.Protocol):
     # --- for the transport -------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        """Read bytes; messages are handled in the turn of this connection. Reading pauses while it is full."""
         if self._state == _ENDED:
             return
         if not self._stopped and (self._turn_waits or self._is_full):

@@ -17,7 +17,7 @@ from batchmaker.scheduler.addresses import state_at
 from batchmaker.scheduler.arrive import arrive
 from batchmaker.scheduler.batching import form
 from batchmaker.scheduler.layout import HEAD_OF_QUEUE, MAX_BATCH, TAIL_OF_QUEUE
-from batchmaker.scheduler.retire import NUM_OVER, RETIRED, retire
+from batchmaker.scheduler.retire import NUM_FINISHED, RETIRED, retire
 from batchmaker.scheduler.step_times import learn_steps
 from batchmaker.scheduler.steps import DONE, NUM_STEPS, PART_ENDS, POSITIONS, part_of
 
@@ -96,9 +96,9 @@ def form_task(
         if step + 1 < num_steps and upto[step] == done_before:
             continue
         found = retire(addresses, task, first, step + 1, never, True, 0.0)
-        first, done_before, num_over = step + 1, upto[step], found[NUM_OVER]
-        for i in range(num_over):
-            request = found[RETIRED + num_over + i]
+        first, done_before, num_finished = step + 1, upto[step], found[NUM_FINISHED]
+        for i in range(num_finished):
+            request = found[RETIRED + num_finished + i]
             finished_s[request] = end_s
             done[num_done] = request
             num_done += 1

@@ -41,7 +41,7 @@ def chunk_routes(site: Site) -> list[BaseRoute]:
 
 @final
 class _Connect:
-    """One connection as an ASGI application. The Gate answers exceptions before the handshake.
+    """One connection as an ASGI application. The middleware answers exceptions before the handshake.
 
     begin: makes the conversation, or raises ServiceError.
     """

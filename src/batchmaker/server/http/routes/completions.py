@@ -67,6 +67,7 @@ def completion_routes(site: Site) -> list[Route]:
         return model, model.completions
 
     async def complete(request: Request) -> Response:
+        """Continue one or several prompts: the whole texts as JSON, or their pieces as events."""
         with ExitStack() as stack:
             sender = sender_of(request.scope, site.keys)
             held = stack.enter_context(site.bodies.holding(sender.client))
@@ -152,6 +153,7 @@ async def _pieces(service: Service, job: _Job) -> AsyncGenerator[_Piece, None]:
     found: asyncio.Queue[_Piece | BaseException] = asyncio.Queue()
 
     async def write(choice: Continuation) -> None:
+        """Put the pieces of one choice into `found` as they come, then its end, or the error that it failed with."""
         writing = _writing(job)
         if choice.begin:
             found.put_nowait(_Piece(choice.number, choice.begin))

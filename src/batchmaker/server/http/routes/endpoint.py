@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 @final
 class Endpoint:
-    """A route's function as an ASGI application. Its exceptions reach the Gate, which answers all errors.
+    """A route's function as an ASGI application. Its exceptions reach the middleware, which answers all errors.
 
     With the plain function, Starlette would look for error handlers, twice.
     """

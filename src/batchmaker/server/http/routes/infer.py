@@ -32,6 +32,7 @@ def infer_routes(site: Site) -> list[Route]:
         return await held.read(request)
 
     async def infer(request: Request) -> Response:
+        """Answer tensors with tensors, as JSON or as JSON and bytes."""
         with site.bodies.holding(sender(request).client) as held:
             body, length = await read(request, held), request.headers.get(HEADER_LENGTH)
             with ending_sequences(request, body, length):
@@ -50,6 +51,7 @@ def infer_routes(site: Site) -> list[Route]:
         return encoded(write_generate(response, nulls=service.nulls))
 
     async def generate_stream(request: Request) -> Response:
+        """Answer plain JSON with events, one for each value. Errors before the first value set the status."""
         with ExitStack() as stack:
             held = stack.enter_context(site.bodies.holding(sender(request).client))
             asked = await read_plain(request, held)

@@ -46,6 +46,7 @@ def live_routes(site: Site, clock: Clock | None = None) -> list[Route]:
         return Response(site.page, media_type="text/html", headers=_OWN_HEADERS)
 
     async def live(request: Request) -> Response:
+        """Return the figures of one served model for the live page. TOO_MANY if too many ask for them."""
         query = request.query_params
         span_s = SPANS_S.get(query.get("span", "10"))
         if span_s is None:

@@ -37,7 +37,7 @@ def realtime_routes(site: Site) -> list[BaseRoute]:
 
 @final
 class _Listen:
-    """One connection as an ASGI application. The Gate answers exceptions before the handshake."""
+    """One connection as an ASGI application. The middleware answers exceptions before the handshake."""
 
     def __init__(self, site: Site) -> None:
         self._site = site

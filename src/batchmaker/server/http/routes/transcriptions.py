@@ -60,6 +60,7 @@ def transcription_routes(site: Site) -> list[Route]:
     service = site.service
 
     async def transcribe(request: Request) -> Response:
+        """Return the text of a WAV file: whole, or its pieces as events."""
         with ExitStack() as stack:
             sender = sender_of(request.scope, site.keys)
             held = stack.enter_context(site.bodies.holding(sender.client))
