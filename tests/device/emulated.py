@@ -62,6 +62,6 @@ def _library(source: str, names: tuple[str, ...]) -> Any:
     flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
     built = subprocess.run([compiler, *flags, "-o", library, program], capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr[:4000]
-    found = ctypes.CDLL(str(library))
+    found = ctypes.PyDLL(str(library))  # one launch at a time, of all devices
     shutil.rmtree(folder)
     return found
