@@ -7,19 +7,35 @@ one entry, at any length.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.arrays import Ints
 from batchmaker.compile.export import torch_dtype
-from batchmaker.device.extents import aligned
+from batchmaker.compiled import compiled, compiled_inline
+from batchmaker.device.extents import ALIGNMENT, aligned
 from batchmaker.device.layout import AT_END, LISTED, NONE, Entry, Input, Output, Request
-from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, HostInput, NodeBlock, Run
+from batchmaker.graph.cell_graph import HOST, CellGraph
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+
+_TYPE, _HEAD, _STEPS, _SEQUENCES = range(4)
+"""Columns of a node: its type in the core; the first node of its run, or itself; the steps of the run that begins
+there, 1 for a single node and 0 inside of a run; how many of the inputs are sequences, in a run."""
+_INPUTS, _OUTPUTS, _BYTES = range(3)
+"""Columns of a type: numbers of inputs and outputs, and from the third on the bytes of each output."""
+_ENTRIES, _READY, _AGAIN = range(3)
+"""Columns of what is counted for each type."""
+_REQUEST_WORDS, _ENTRY_WORDS, _INPUT_WORDS, _OUTPUT_WORDS = map(len, (Request, Entry, Input, Output))
+_LEFT, _READY_AT, _NUM_READY = map(int, (Request.LEFT, Request.READY, Request.NUM_READY))
+_E_TYPE, _E_MISSING, _E_STEPS, _E_HOME = map(int, (Entry.TYPE, Entry.MISSING, Entry.STEPS, Entry.HOME))
+_E_READERS, _E_NUM_READERS = map(int, (Entry.READERS, Entry.NUM_READERS))
+_I_WHERE, _I_STRIDE, _I_STATE = map(int, Input)
+_O_KEPT, _O_KEPT_STRIDE, _O_STATE, _O_ANSWER, _O_ANSWER_STRIDE = map(int, Output)
+_ALIGNMENT: Final = ALIGNMENT
 
 
 def row_bytes(spec: ValueSpec) -> int:
@@ -40,11 +56,6 @@ class PlannedType:
     def of(cls, number: int, cell: CellType) -> PlannedType:
         """Return what plans need to know of a cell type."""
         return cls(number, tuple(map(row_bytes, cell.inputs)), tuple(map(row_bytes, cell.outputs)))
-
-    @property
-    def num_words(self) -> int:
-        """Words of an entry."""
-        return len(Entry) + len(Input) * len(self.inputs) + len(Output) * len(self.outputs)
 
 
 @final
@@ -70,269 +81,250 @@ class Plan:
     num_nodes: int
 
 
-@dataclass(slots=True)
-class _Group:
-    """Entries of one type that lie one after the other: nodes of a block, or one run.
-
-    nodes: ascending; all steps of a run. at: their places in the block. word: of the first entry. states: of each
-    output of a run, where it lies for the next step, counted from the first row.
-    """
-
-    kind: PlannedType
-    source: NodeBlock | Run
-    nodes: Ints
-    at: Ints
-    word: int = 0
-    states: list[int] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        return 1 if isinstance(self.source, Run) else len(self.nodes)
-
-    @property
-    def words(self) -> Ints:
-        """The word of each entry, [count]."""
-        return self.word + self.kind.num_words * np.arange(self.count)
-
-
-@final
-class _Places:
-    """Where values of nodes lie. at: [nodes, kinds] the byte, NONE if nowhere. num_bytes: of all."""
-
-    __slots__ = ("at", "num_bytes")
-
-    def __init__(self, num_nodes: int, kinds: int) -> None:
-        self.at = np.full((num_nodes, kinds), NONE, np.int64)
-        self.num_bytes = 0
-
-    def take(self, num_bytes: int) -> int:
-        """Return the first of so many bytes."""
-        first = self.num_bytes
-        self.num_bytes += aligned(num_bytes)
-        return first
-
-    def shift(self, num_bytes: int) -> None:
-        """Let all lie so many bytes further on."""
-        self.at[self.at != NONE] += num_bytes
-
-
 def plan_of(graph: CellGraph, types: Mapping[TypeId, PlannedType]) -> Plan:
     """Return the plan of a whole request. types: all that it uses. The graph has nodes, no regions and no memories."""
-    groups = list(_groups(graph, types))
-    num_nodes, word = graph.num_nodes, len(Request)
-    entry = np.zeros(num_nodes, np.int64)
-    for group in groups:
-        group.word = word
-        entry[group.nodes] = group.words
-        word += group.kind.num_words * group.count
-    writers, readers, read = _edges(groups, entry)
-    words = np.concatenate([group.words for group in groups])
-    ready = np.setdiff1d(words, readers, assume_unique=False)
+    used = {int(kind) for block in graph.blocks for kind in np.unique(block.types)}
+    used.update(int(run.type_id) for run in graph.runs)
+    mine = {kind: types[TypeId(kind)] for kind in used}
+    num_inputs = max(len(kind.inputs) for kind in mine.values())
+    num_outputs = max(len(kind.outputs) for kind in mine.values())
+    numbers = np.zeros(max(used) + 1, np.int64)
+    kinds = np.zeros((max(kind.number for kind in mine.values()) + 1, _BYTES + num_outputs), np.int64)
+    for type_id, kind in mine.items():
+        numbers[type_id] = kind.number
+        kinds[kind.number, : _BYTES + len(kind.outputs)] = (len(kind.inputs), len(kind.outputs), *kind.outputs)
 
-    num_outputs = max(len(group.kind.outputs) for group in groups)
-    fetched = np.zeros((num_nodes, num_outputs), np.bool_)
+    count = graph.num_nodes
+    nodes = np.zeros((count, 4), np.int64)
+    sources, outputs = np.full((num_inputs, count), HOST, np.int64), np.zeros((num_inputs, count), np.int64)
+    for block in graph.blocks:
+        first, end = block.first, block.first + block.count
+        nodes[first:end, _TYPE] = numbers[block.types]
+        nodes[first:end, _HEAD] = np.arange(first, end)
+        nodes[first:end, _STEPS] = 1
+        rows = min(num_inputs, len(block.sources))
+        sources[:rows, first:end], outputs[:rows, first:end] = block.sources[:rows], block.outputs[:rows]
+    for run in graph.runs:
+        first, end = run.first, run.first + run.length
+        nodes[first:end] = (numbers[run.type_id], first, 0, len(run.sequences))
+        nodes[first, _STEPS] = run.length
+        for k, given in enumerate(run.sequences):
+            if given is not None:
+                sources[k, first:end], outputs[k, first:end] = given
+        for k, (node, output) in enumerate(run.init, start=len(run.sequences)):
+            sources[k, first], outputs[k, first] = node, output
+    wanted = np.zeros((count, num_outputs), np.bool_)
     for fetch in graph.fetches:
-        fetched[fetch.nodes, fetch.output] = True
-    rows, answers = _Places(num_nodes, num_outputs), _Places(num_nodes, num_outputs)
-    for group in groups:
-        _place_rows(group, read, rows)
-        for output, size in enumerate(group.kind.outputs):
-            _place(group, output, size, fetched, answers, size)
-    data = _Places(num_nodes, max(len(group.kind.inputs) for group in groups))
-    feeds = [_place_data(host, types[host.type_id].inputs[host.port], data) for host in graph.host_inputs]
+        wanted[fetch.nodes, fetch.output] = True
+    data, feeds, num_bytes = np.full((num_inputs, count), NONE, np.int64), [], 0
+    for host in graph.host_inputs:
+        size = types[host.type_id].inputs[host.port]
+        data[host.port, host.rows(0)] = num_bytes + size * np.arange(host.count)
+        feeds.append((num_bytes, size * host.count))
+        num_bytes += aligned(size * host.count)
 
-    readers_at = word
-    ready_at = readers_at + len(readers)
-    lists_at = ready_at + len(ready)
-    lists = [_listed(group, k, rows, data) for group in groups for k in range(_num_sequences(group))]
-    front = lists_at + sum([0 if listed is None else len(listed) for listed in lists])
-    data_at = aligned(8 * front)
-    rows_at = data_at + data.num_bytes
-    data.shift(data_at)
-    rows.shift(rows_at)
-
-    image = np.zeros(data_at // 8, np.int64)
-    image[Request.LEFT] = len(words)
-    image[Request.READY], image[Request.NUM_READY] = ready_at, len(ready)
-    image[readers_at:ready_at] = readers
-    image[ready_at:lists_at] = ready
-    at = lists_at
-    for group in groups:
-        group.states = [NONE if place == NONE else rows_at + place for place in group.states]
-        at = _write(group, image, rows.at, answers.at, data.at, at)
-    if len(readers):
-        for places, numbers in (
-            (writers, (Entry.READERS, Entry.NUM_READERS)),
-            (np.sort(readers), (None, Entry.MISSING)),
-        ):
-            each, first, count = np.unique(places, return_index=True, return_counts=True)
-            if numbers[0] is not None:
-                image[each + numbers[0]] = readers_at + first
-            image[each + numbers[1]] = count
+    image, answers, counts, ends = _laid_out(nodes, sources, outputs, data, num_bytes, wanted, kinds)
+    data_at, rows_at, end, answer_bytes = ends.tolist()
+    counted = counts.tolist()
     return Plan(
         image,
         tuple([(data_at + first, size) for first, size in feeds]),
         rows_at // 8,
-        rows_at + rows.num_bytes,
-        answers.num_bytes,
-        _counted(image[words + Entry.TYPE]),
-        _counted(image[ready + Entry.TYPE]),
-        _repeated(groups, image, writers, readers),
-        answers.at,
-        num_nodes,
+        end,
+        answer_bytes,
+        tuple([(number, one[_ENTRIES]) for number, one in enumerate(counted) if one[_ENTRIES]]),
+        tuple([(number, one[_READY]) for number, one in enumerate(counted) if one[_READY]]),
+        frozenset([number for number, one in enumerate(counted) if one[_AGAIN]]),
+        answers,
+        count,
     )
 
 
-def _groups(graph: CellGraph, types: Mapping[TypeId, PlannedType]) -> Iterator[_Group]:
-    for block in graph.blocks:
-        for type_id in np.unique(block.types).tolist():
-            at = np.flatnonzero(block.types == type_id)
-            yield _Group(types[type_id], block, block.first + at, at)
-    for run in graph.runs:
-        at = np.arange(run.length)
-        yield _Group(types[run.type_id], run, run.first + at, at)
+@compiled_inline
+def _up(num_bytes: int) -> int:
+    return (num_bytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
 
 
-def _num_sequences(group: _Group) -> int:
-    return len(group.source.sequences) if isinstance(group.source, Run) else 0
+@compiled_inline
+def _place(
+    at: Ints, wanted: NDArray[np.bool_], first: int, steps: int, output: int, size: int, stride: int, num_bytes: int
+) -> int:
+    """Give room to an output of a node or run, from byte `num_bytes` on; of a run only to its end if that suffices.
 
-
-def _edges(groups: Sequence[_Group], entry: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return which entries wait for which, and what is read.
-
-    writers, readers: words of entries, ordered by the first; a pair is there once, whatever its rows. read: [nodes,
-    outputs].
+    at: [nodes, outputs] is updated. Returns one past the last byte.
     """
-    read = np.zeros((len(entry), max(len(group.kind.outputs) for group in groups)), np.bool_)
-    writers, readers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for group in groups:
-        for nodes, outputs, at in _reads(group):
-            read[nodes, outputs] = True
-            writers.append(entry[nodes])
-            readers.append(group.words[at])
-    pairs = np.unique(np.concatenate(writers) << 32 | np.concatenate(readers))
-    return pairs >> 32, pairs & ((1 << 32) - 1), read
+    last = first + steps - 1
+    some = False
+    for node in range(first, last):
+        some = some or wanted[node, output]
+    if some:
+        for node in range(first, last + 1):
+            at[node, output] = num_bytes
+            num_bytes += stride
+    elif wanted[last, output]:
+        at[last, output] = num_bytes
+        num_bytes += stride
+    return num_bytes
 
 
-def _reads(group: _Group) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """Yield what entries read of other nodes: the nodes, the outputs, and the places of the entries in the group."""
-    if isinstance(group.source, Run):
-        run = group.source
-        found = [given for given in run.sequences if given is not None]
-        found += [(np.array([node]), output) for node, output in run.init if node >= 0]
-        for nodes, output in found:
-            yield nodes, np.full(len(nodes), output), np.zeros(len(nodes), np.int64)
-        return
-    for sources, outputs in zip(group.source.sources, group.source.outputs, strict=True):
-        mine = sources[group.at]
-        at = np.flatnonzero(mine >= 0)
-        if len(at):
-            yield mine[at], outputs[group.at[at]].astype(np.int64), at
+@compiled
+def _laid_out(
+    nodes: Ints, sources: Ints, outputs: Ints, data: Ints, data_bytes: int, wanted: NDArray[np.bool_], kinds: Ints
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return the image, [nodes, outputs] the places of results, what is counted by type, and four ends.
 
+    nodes, kinds: see the columns above. sources, outputs: [inputs, nodes] what each input reads; at a run's first node
+    also its initial state. data: [inputs, nodes] the byte of the data, from the first. wanted: [nodes, outputs] whether
+    the host wants it. The ends: the bytes at which the data and the rows begin and the rows end; of the results.
+    """
+    num_nodes, num_outputs = wanted.shape
+    counts = np.zeros((len(kinds), 3), np.int64)
+    entry = np.zeros(num_nodes, np.int64)
+    word = _REQUEST_WORDS
+    num_entries = 0
+    for node in range(num_nodes):
+        steps, kind = nodes[node, _STEPS], nodes[node, _TYPE]
+        if steps > 0:
+            entry[node] = word
+            word += _ENTRY_WORDS + _INPUT_WORDS * kinds[kind, _INPUTS] + _OUTPUT_WORDS * kinds[kind, _OUTPUTS]
+            num_entries += 1
+            counts[kind, _ENTRIES] += 1
+            if steps > 1:
+                counts[kind, _AGAIN] = 1
 
-def _place_rows(group: _Group, read: NDArray[np.bool_], rows: _Places) -> None:
-    """Give room to what is read of a group's outputs, and to the state of a run."""
-    kind, run = group.kind, group.source if isinstance(group.source, Run) else None
-    num_states = 0 if run is None or run.length == 1 else len(run.init)
-    for output, size in enumerate(kind.outputs):
-        _place(group, output, size, read, rows, aligned(size))
-        if run is not None:
-            is_state = output >= len(kind.outputs) - num_states
-            kept = int(rows.at[run.last, output])
-            shares = kept != NONE and int(rows.at[run.first, output]) == NONE  # only the end is kept, in its place
-            group.states.append((kept if shares else rows.take(size)) if is_state else NONE)
+    # Who reads whom. A reader waits for an entry once, however many of its rows it reads; all its reads come together.
+    read = np.zeros((num_nodes, num_outputs), np.bool_)
+    missing, num_readers, seen = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, np.int64), np.full(num_nodes, -1)
+    num_edges = 0
+    for node in range(num_nodes):
+        reader, kind = nodes[node, _HEAD], nodes[node, _TYPE]
+        for k in range(kinds[kind, _INPUTS]):
+            source = sources[k, node]
+            if source >= 0:
+                read[source, outputs[k, node]] = True
+                writer = nodes[source, _HEAD]
+                if seen[writer] != reader:
+                    seen[writer] = reader
+                    num_readers[writer] += 1
+                    missing[reader] += 1
+                    num_edges += 1
+                    if nodes[writer, _TYPE] == kind:
+                        counts[kind, _AGAIN] = 1
+    readers_at = word
+    ready_at = readers_at + num_edges
+    first_reader, num_ready = np.zeros(num_nodes, np.int64), 0
+    before = readers_at
+    for node in range(num_nodes):
+        first_reader[node] = before
+        before += num_readers[node]
+        if nodes[node, _STEPS] > 0 and missing[node] == 0:
+            num_ready += 1
+    lists_at = ready_at + num_ready
 
+    # Rows of one output of nodes of one type lie one after the other, so that sequences of them have a stride.
+    kept, states = np.full((num_nodes, num_outputs), NONE), np.full((num_nodes, num_outputs), NONE)
+    answers = np.full((num_nodes, num_outputs), NONE)
+    row_bytes, answer_bytes = 0, 0
+    for output in range(num_outputs):
+        for node in range(num_nodes):
+            steps, kind = nodes[node, _STEPS], nodes[node, _TYPE]
+            if steps == 0 or output >= kinds[kind, _OUTPUTS]:
+                continue
+            size = kinds[kind, _BYTES + output]
+            row_bytes = _place(kept, read, node, steps, output, size, _up(size), row_bytes)
+            if size % _ALIGNMENT == 0:
+                answer_bytes = _up(answer_bytes)
+            answer_bytes = _place(answers, wanted, node, steps, output, size, size, answer_bytes)
+            num_states = kinds[kind, _INPUTS] - nodes[node, _SEQUENCES]
+            if steps > 1 and output >= kinds[kind, _OUTPUTS] - num_states:
+                end = kept[node + steps - 1, output]
+                if end != NONE and kept[node, output] == NONE:  # only the end is kept, in the same place
+                    states[node, output] = end
+                else:
+                    states[node, output] = row_bytes
+                    row_bytes += _up(size)
 
-def _place(group: _Group, output: int, size: int, wanted: NDArray[np.bool_], places: _Places, stride: int) -> None:
-    """Give room to an output of all nodes of a group if one's is wanted; of a run, to its end if that suffices."""
-    mine = wanted[group.nodes, output]
-    if isinstance(group.source, Run) and not mine[:-1].any():
-        if mine[-1]:
-            places.at[group.nodes[-1], output] = places.take(size)
-    elif mine.any():
-        places.at[group.nodes, output] = places.take(stride * len(mine)) + stride * np.arange(len(mine))
+    # Sequences without a stride are listed.
+    listed = np.zeros((len(sources), num_nodes), np.bool_)
+    num_listed = 0
+    for node in range(num_nodes):
+        steps = nodes[node, _STEPS]
+        for k in range(nodes[node, _SEQUENCES] if steps > 2 else 0):
+            stride, last = 0, 0
+            for step in range(steps):
+                source = sources[k, node + step]
+                here = data[k, node + step] if source < 0 else kept[source, outputs[k, node + step]]
+                if step == 1:
+                    stride = here - last
+                elif step > 1 and here - last != stride:
+                    listed[k, node] = True
+                last = here
+            if listed[k, node]:
+                num_listed += steps
 
-
-def _place_data(host: HostInput, size: int, data: _Places) -> tuple[int, int]:
-    """Give room to the values of a host input, in their order. Returns the first byte and the number of bytes."""
-    first = data.take(size * host.count)
-    data.at[host.rows(0), host.port] = first + size * np.arange(host.count)
-    return first, size * host.count
-
-
-def _places(group: _Group, k: int, rows: Ints, data: Ints) -> Ints:
-    """Return where the rows of sequence input k of a run lie, of each step."""
-    assert isinstance(group.source, Run)
-    given = group.source.sequences[k]
-    found: Ints = data[group.nodes, k] if given is None else rows[given[0], given[1]]
-    return found
-
-
-def _listed(group: _Group, k: int, rows: _Places, data: _Places) -> Ints | None:
-    """Return the places of a sequence input if they have no stride."""
-    places = _places(group, k, rows.at, data.at)
-    steps = np.diff(places)
-    return None if len(steps) == 0 or bool((steps == steps[0]).all()) else places
-
-
-def _write(group: _Group, image: Ints, rows: Ints, answers: Ints, data: Ints, lists_at: int) -> int:
-    """Write the entries of a group. Returns where the next list of places goes."""
-    kind, source = group.kind, group.source
-    entries = image[group.word : group.word + kind.num_words * group.count].reshape(group.count, -1)
-    entries[:, Entry.TYPE] = kind.number
-    entries[:, Entry.STEPS] = source.length if isinstance(source, Run) else 1
-    entries[:, Entry.HOME] = group.words
-    inputs = entries[:, len(Entry) : len(Entry) + len(Input) * len(kind.inputs)].reshape(group.count, -1, len(Input))
-    inputs[:, :, Input.STATE] = NONE
-    if isinstance(source, Run):
-        num_sequences = len(source.sequences)
-        for k in range(num_sequences):
-            places = _places(group, k, rows, data)
-            steps = np.diff(places)
-            if len(steps) and not (steps == steps[0]).all():
-                image[lists_at : lists_at + len(places)] = places
-                inputs[0, k, Input.WHERE], inputs[0, k, Input.STRIDE] = 8 * lists_at, LISTED
-                lists_at += len(places)
-            else:
-                inputs[0, k, Input.WHERE] = places[0]
-                inputs[0, k, Input.STRIDE] = steps[0] if len(steps) else 0
-        states = group.states[len(group.states) - len(source.init) :]
-        for k, ((node, output), state) in enumerate(zip(source.init, states, strict=True), start=num_sequences):
-            where = NONE if node == ZERO else data[source.first, k] if node == HOST else rows[node, output]
-            inputs[0, k, Input.WHERE], inputs[0, k, Input.STATE] = where, state
-    else:
-        for k in range(len(kind.inputs)):
-            nodes, outputs = source.sources[k, group.at], source.outputs[k, group.at]
-            inputs[:, k, Input.WHERE] = np.where(nodes < 0, data[group.nodes, k], rows[nodes, outputs])
-    outputs_at = len(Entry) + len(Input) * len(kind.inputs)
-    made = entries[:, outputs_at:].reshape(group.count, -1, len(Output))
-    for output in range(len(kind.outputs)):
-        made[:, output, Output.STATE] = group.states[output] if group.states else NONE
-        for places, where, stride in (
-            (rows, Output.KEPT, Output.KEPT_STRIDE),
-            (answers, Output.ANSWER, Output.ANSWER_STRIDE),
-        ):
-            at = places[group.nodes, output]
-            if isinstance(source, Run):
-                at_end = at[0] == NONE or source.length == 1
-                made[0, output, where], made[0, output, stride] = (
-                    at[-1 if at_end else 0],
-                    AT_END if at_end else at[1] - at[0],
-                )
-            else:
-                made[:, output, where], made[:, output, stride] = at, AT_END
-    return lists_at
-
-
-def _counted(types: Ints) -> tuple[tuple[int, int], ...]:
-    """Return each number with how often it is there."""
-    found, counts = np.unique(types, return_counts=True)
-    return tuple(zip(found.tolist(), counts.tolist(), strict=True))
-
-
-def _repeated(groups: Sequence[_Group], image: Ints, writers: Ints, readers: Ints) -> frozenset[int]:
-    """Return the types of which a run has several steps, or an entry reads another of its type."""
-    runs = [group for group in groups if isinstance(group.source, Run) and group.source.length > 1]
-    of = image[writers + Entry.TYPE]
-    alike = of[of == image[readers + Entry.TYPE]]
-    return frozenset([group.kind.number for group in runs] + np.unique(alike).tolist())
+    data_at = _up(8 * (lists_at + num_listed))
+    rows_at = data_at + data_bytes
+    image = np.zeros(data_at // 8, np.int64)
+    image[_LEFT], image[_READY_AT], image[_NUM_READY] = num_entries, ready_at, num_ready
+    seen[:] = -1
+    filled = np.zeros(num_nodes, np.int64)
+    next_ready, next_listed = ready_at, lists_at
+    for node in range(num_nodes):
+        reader, kind, steps = nodes[node, _HEAD], nodes[node, _TYPE], nodes[node, _STEPS]
+        num_inputs = kinds[kind, _INPUTS]
+        for k in range(num_inputs):
+            source = sources[k, node]
+            if source >= 0:
+                writer = nodes[source, _HEAD]
+                if seen[writer] != reader:
+                    seen[writer] = reader
+                    image[first_reader[writer] + filled[writer]] = entry[reader]
+                    filled[writer] += 1
+        if steps == 0:
+            continue
+        at = entry[node]
+        image[at + _E_TYPE], image[at + _E_MISSING], image[at + _E_STEPS] = kind, missing[node], steps
+        image[at + _E_HOME], image[at + _E_READERS] = at, first_reader[node]
+        image[at + _E_NUM_READERS] = num_readers[node]
+        if missing[node] == 0:
+            image[next_ready] = at
+            next_ready += 1
+            counts[kind, _READY] += 1
+        at += _ENTRY_WORDS
+        for k in range(num_inputs):
+            image[at + _I_STATE] = NONE
+            if listed[k, node]:
+                image[at + _I_WHERE], image[at + _I_STRIDE] = 8 * next_listed, LISTED
+            for step in range(steps if k < nodes[node, _SEQUENCES] else 1):
+                source = sources[k, node + step]
+                if source >= 0:
+                    where = rows_at + kept[source, outputs[k, node + step]]
+                elif source == HOST and data[k, node + step] != NONE:
+                    where = data_at + data[k, node + step]
+                else:
+                    where = NONE
+                if listed[k, node]:
+                    image[next_listed] = where
+                    next_listed += 1
+                elif step == 0:
+                    image[at + _I_WHERE] = where
+                elif step == 1:
+                    image[at + _I_STRIDE] = where - image[at + _I_WHERE]
+                    break
+            if steps > 1 and k >= nodes[node, _SEQUENCES]:
+                image[at + _I_STATE] = rows_at + states[node, kinds[kind, _OUTPUTS] - num_inputs + k]
+            at += _INPUT_WORDS
+        last = node + steps - 1
+        for output in range(kinds[kind, _OUTPUTS]):
+            image[at + _O_STATE] = NONE if states[node, output] == NONE else rows_at + states[node, output]
+            size = kinds[kind, _BYTES + output]
+            every = steps > 1 and kept[node, output] != NONE
+            where = kept[node if every else last, output]
+            image[at + _O_KEPT] = NONE if where == NONE else rows_at + where
+            image[at + _O_KEPT_STRIDE] = _up(size) if every else AT_END
+            every = steps > 1 and answers[node, output] != NONE
+            image[at + _O_ANSWER] = answers[node if every else last, output]
+            image[at + _O_ANSWER_STRIDE] = size if every else AT_END
+            at += _OUTPUT_WORDS
+    ends = np.array([data_at, rows_at, rows_at + row_bytes, answer_bytes])
+    return image, answers, counts, ends
