@@ -22,9 +22,9 @@ MUTANTS = {
     "a reader that is ready at its first source": (
         "if (add(&reader[ENTRY_MISSING], -1) == 1) push", "if (add(&reader[ENTRY_MISSING], -1) > 0) push",
     ),
-    "a ring one too short": ("n % of[OF_SIZE];", "n % (of[OF_SIZE] - 1);"),
-    "a count that is not reset": ("of[OF_NUM_RUNS] = runs;", "of[OF_NUM_RUNS] = runs ? runs : of[OF_NUM_RUNS];"),
-    "a head that stays": ("of[OF_NODES_HEAD] += nodes;", ""),
+    "a ring one too short": ("n % of[TYPE_SIZE];", "n % (of[TYPE_SIZE] - 1);"),
+    "a count that is not reset": ("of[TYPE_NUM_RUNS] = runs;", "of[TYPE_NUM_RUNS] = runs ? runs : of[TYPE_NUM_RUNS];"),
+    "a head that stays": ("of[TYPE_NODES_HEAD] += nodes;", ""),
     "a step that is not counted": ("entry[ENTRY_STEP] = step + 1;", ""),
     "a count that is no atomic": (
         "{ return (i64)atomicAdd((u64*)number, (u64)more); }",

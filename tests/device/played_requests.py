@@ -12,9 +12,9 @@ from emulated import emulated
 from torch import Tensor
 
 from batchmaker.device.core import DeviceCore
+from batchmaker.device.memory import Sizes
 from batchmaker.device.plan import PlannedType, plan_of
-from batchmaker.device.proof import Tried, bytes_of, computed_plainly, random_graph
-from batchmaker.device.tables import Sizes
+from batchmaker.device.proof import TriedCell, bytes_of, computed_plainly, random_graph
 from batchmaker.graph.cell_graph import ZERO, CellGraph, Fetch, HostInput, Run
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 
@@ -43,12 +43,12 @@ class Module:
 
 
 def tried(number: int, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec], num_sequences: int | None,
-          function: Callable[..., tuple[Tensor, ...]], sizes: tuple[int, ...]) -> Tried:  # fmt: skip
+          function: Callable[..., tuple[Tensor, ...]], sizes: tuple[int, ...]) -> TriedCell:  # fmt: skip
     cell = CellType(TypeId(number), f"cell {number}", tuple(inputs), tuple(outputs), sizes)
-    return Tried(cell, Module(tuple(inputs), function), num_sequences)
+    return TriedCell(cell, Module(tuple(inputs), function), num_sequences)
 
 
-def cells(seed: int, sizes: tuple[int, ...] = (1, 3, 5)) -> list[Tried]:
+def cells(seed: int, sizes: tuple[int, ...] = (1, 3, 5)) -> list[TriedCell]:
     """A chain over words, one over rows, a node of two rows, a leaf with two outputs, and one of odd sizes."""
     made = torch.Generator().manual_seed(seed)
     table, w, v = (torch.randn(shape, generator=made) for shape in ((7, 4), (4, 4), (4, 3)))
@@ -76,7 +76,7 @@ def play(
     sizes: Sizes = TINY,
     share_cancelled: float | None = None,
     mutate: Callable[[str], str] = str,
-    kinds: Sequence[Tried] | None = None,
+    kinds: Sequence[TriedCell] | None = None,
     graphs: Sequence[CellGraph] | None = None,
     core: DeviceCore | None = None,
 ) -> DeviceCore:
@@ -95,8 +95,8 @@ def play(
     plans = [plan_of(graph, planned) for graph in graphs]
     wanted = [computed_plainly(graph, by_id, device) for graph in graphs]
     device.stop()
-    core.tables.arena.view(torch.uint8).fill_(GARBAGE)
-    core.tables.answers[:] = GARBAGE
+    core.memory.arena.view(torch.uint8).fill_(GARBAGE)
+    core.memory.answers[:] = GARBAGE
     waiting, slots = list(range(len(graphs))), dict[int, int]()
     cancelled, ended, idle = set[int](), list[int](), 0
     most = core.num_submitted + 100 * (len(graphs) + 10)
@@ -132,7 +132,7 @@ def play(
 def spoil(core: DeviceCore, slot: int) -> None:
     """Fill the memory of an ended request with what is no token."""
     request = core._requests[slot]
-    core.tables.arena.view(torch.uint8)[request.where : request.where + request.plan.num_bytes] = GARBAGE
+    core.memory.arena.view(torch.uint8)[request.where : request.where + request.plan.num_bytes] = GARBAGE
     core.answer(slot)[:] = GARBAGE
 
 
@@ -145,11 +145,11 @@ def check(memory: np.ndarray, answers: np.ndarray, graph: CellGraph, wanted: dic
             torch.testing.assert_close(got, want)
 
 
-def planned_types(kinds: Sequence[Tried]) -> dict[TypeId, PlannedType]:
+def planned_types(kinds: Sequence[TriedCell]) -> dict[TypeId, PlannedType]:
     return {one.cell.type_id: PlannedType.of(number, one.cell) for number, one in enumerate(kinds)}
 
 
-def chain(kind: Tried, length: int) -> CellGraph:
+def chain(kind: TriedCell, length: int) -> CellGraph:
     words = np.arange(length) % 7
     host = HostInput(kind.cell.type_id, 0, 0, length, torch.from_numpy(words))
     run = Run(kind.cell.type_id, 0, length, (None,), ((ZERO, 0), (ZERO, 0)))

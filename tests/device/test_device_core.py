@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from played_requests import TINY, cells, chain, crowded, planned_types, play, tried
 
 from batchmaker.device.core import DeviceCore
+from batchmaker.device.memory import Sizes
 from batchmaker.device.plan import plan_of
-from batchmaker.device.proof import Tried, prove, random_graph
-from batchmaker.device.tables import Sizes
+from batchmaker.device.proof import TriedCell, prove, random_graph
 from batchmaker.errors import DeviceError
 from batchmaker.executor.cuda.device import CannotRecordError, DeviceLostError
 
@@ -113,7 +113,7 @@ def test_a_lost_device_is_told() -> None:
 # --- the proof -------------------------------------------------------------------------------------------------------
 
 
-def proved(kinds: list[Tried], mutate=str, learnt=None) -> str:
+def proved(kinds: list[TriedCell], mutate=str, learnt=None) -> str:
     device = emulated(background=True, mutate=mutate)
     try:
         core = DeviceCore(device, Sizes(1 << 18, 1 << 16, 1 << 16, 16, 128))

@@ -16,7 +16,7 @@ from test_cuda_executor import Mixed, plainly, running
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.device.tables import Sizes
+from batchmaker.device.memory import Sizes
 from batchmaker.engine import device_driver
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import CancelledError, DeadlineError, DeviceError, InvalidRequestError

@@ -19,9 +19,9 @@ from torch import Tensor
 from batchmaker.compile.export import torch_dtype
 from batchmaker.device.choose import MANY_STEPS, Choice, Ready, Task, fullest
 from batchmaker.device.extents import Extents, aligned
-from batchmaker.device.layout import Board, Letter, Of, Page, Request, header
-from batchmaker.device.plan import Plan, PlannedType
-from batchmaker.device.tables import MAX_TYPES, NUM_PAGES, Mail, Sizes, Tables
+from batchmaker.device.layout import BoardWord, LetterWord, PageWord, RequestWord, TypeWord, header
+from batchmaker.device.memory import MAX_TYPES, NUM_PAGES, CoreMemory, Mail, Sizes
+from batchmaker.device.plan import PlannedType, RequestPlan
 from batchmaker.errors import DeviceError
 from batchmaker.executor.cuda.device import CannotRecordError, Device, Launch
 from batchmaker.graph.spec import CellType
@@ -57,7 +57,7 @@ class _Type:
 class _InFlight:
     """A request that has its place. where: in the arena. answer: in the results."""
 
-    plan: Plan
+    plan: RequestPlan
     where: int
     answer: int
 
@@ -91,7 +91,7 @@ class DeviceCore:
         self._choose = choose
         kernels = device.kernels(source(), KERNELS)
         self._enter, self._begin, self._gather, self._finish, self._report = kernels
-        self.tables = Tables(device, self._sizes)
+        self.memory = CoreMemory(device, self._sizes)
         self._types: list[_Type] = []
         self._arena = Extents(self._sizes.arena_bytes)
         self._answers = Extents(self._sizes.answer_bytes)
@@ -105,7 +105,7 @@ class DeviceCore:
         self._news: list[int] = []  # of newcomers in it, by type
         self._posted: deque[tuple[int, list[int]]] = deque()  # ready nodes that came before the task of this number
         self._tasks: deque[tuple[int, Task]] = deque()
-        self._page: Any = np.zeros(len(Page) + 2 * MAX_TYPES, np.int64)
+        self._page: Any = np.zeros(len(PageWord) + 2 * MAX_TYPES, np.int64)
         self.num_submitted = 0
 
     # --- types -------------------------------------------------------------------------------------------------------
@@ -121,25 +121,25 @@ class DeviceCore:
             raise CannotRecordError(
                 f"batches of {cell.max_batch} need rings of twice that, and there are {self._sizes.ring}"
             )
-        number = self.tables.add_type()
+        number = self.memory.add_type()
         kind = _Type(PlannedType.of(number, cell), cell)
         self._types.append(kind)
         given = tuple(self.device.zeros((cell.max_batch, *spec.shape), torch_dtype(spec.dtype)) for spec in cell.inputs)
-        columns = self.tables.columns(given)
+        columns = self.memory.columns(given)
         kind.keeps += [given, columns]
-        self.tables.pause(True)  # a recording runs what it records
+        self.memory.pause(True)  # a recording runs what it records
         try:
             for size in cell.batch_sizes:
                 for steps in (1, MANY_STEPS):
                     kind.launches[size, steps] = self._recorded(kind, work, given, columns, size, steps)
         finally:
-            self.tables.pause(False)
+            self.memory.pause(False)
         return kind.planned
 
     def _recorded(
         self, kind: _Type, work: Work, given: Sequence[Tensor], columns: Tensor, size: int, steps: int
     ) -> Launch:
-        device, number, core = self.device, kind.planned.number, self.tables.address
+        device, number, core = self.device, kind.planned.number, self.memory.address
         num_inputs, num_outputs = len(given), len(kind.cell.outputs)
         made = self.device.zeros((max(1, steps * num_outputs), 2), columns.dtype)
         outputs: list[Tensor] = []
@@ -159,19 +159,19 @@ class DeviceCore:
             self._report((1,), core, NUM_PAGES)
 
         launch = device.record(run)
-        self.tables.describe(made, outputs)
+        self.memory.describe(made, outputs)
         kind.keeps.append(made)
         return launch
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def too_large(self, plan: Plan) -> str:
+    def too_large(self, plan: RequestPlan) -> str:
         """Return why a request can never enter, with what would do; "" if it can."""
         sizes = self._sizes
         for what, needs, has in (
             ("bytes of rows and data on the device", plan.num_bytes, sizes.arena_bytes),
             ("bytes of results", plan.answer_bytes, sizes.answer_bytes),
-            ("bytes of a mail", 8 * (plan.num_words + len(Letter)), sizes.mail_bytes),
+            ("bytes of a mail", 8 * (plan.num_words + len(LetterWord)), sizes.mail_bytes),
         ):
             if aligned(needs) > has:
                 return f"a request needs {needs:,} {what}, and there are {has:,}"
@@ -181,7 +181,7 @@ class DeviceCore:
                 return f"a request has {count:,} nodes and runs of cell {name!r}, and a ring holds {sizes.ring:,}"
         return ""
 
-    def add(self, plan: Plan, values: Sequence[NDArray[np.uint8]]) -> int | None:
+    def add(self, plan: RequestPlan, values: Sequence[NDArray[np.uint8]]) -> int | None:
         """Let a request enter with the next mail. Returns its slot; None if there is no room now.
 
         values: the bytes of each host input, as `plan.feeds` says.
@@ -189,7 +189,7 @@ class DeviceCore:
         mail = self._open_mail()
         if mail is None or not self._free or not self._has_entries(plan):
             return None
-        if self._top + plan.num_words + len(Letter) * (len(self._letters) + 1) > len(mail.words):
+        if self._top + plan.num_words + len(LetterWord) * (len(self._letters) + 1) > len(mail.words):
             return None
         where = self._arena.take(plan.num_bytes)
         if where is None:
@@ -201,8 +201,8 @@ class DeviceCore:
         slot, first = self._free.pop(), self._top
         words = mail.words[first : first + plan.num_words]
         words[: len(plan.image)] = plan.image
-        words[Request.SLOT] = slot
-        words[Request.ANSWER] = self.tables.answers.ctypes.data + answer
+        words[RequestWord.SLOT] = slot
+        words[RequestWord.ANSWER] = self.memory.answers.ctypes.data + answer
         data = words.view(np.uint8)
         for (at, num_bytes), given in zip(plan.feeds, values, strict=True):
             data[at : at + num_bytes] = given
@@ -227,7 +227,7 @@ class DeviceCore:
         mail = self._open_mail()
         if mail is None or slot in self._unsent:
             return False
-        if self._top + len(Letter) * (len(self._letters) + 1) > len(mail.words):
+        if self._top + len(LetterWord) * (len(self._letters) + 1) > len(mail.words):
             return False
         self._letters.append((request.where, 0, 0))
         return True
@@ -235,7 +235,7 @@ class DeviceCore:
     def answer(self, slot: int) -> NDArray[np.uint8]:
         """Return the results of an ended request, [plan.answer_bytes]. They change after `release`."""
         request = self._requests[slot]
-        return self.tables.answers[request.answer : request.answer + request.plan.answer_bytes]
+        return self.memory.answers[request.answer : request.answer + request.plan.answer_bytes]
 
     def release(self, slot: int) -> None:
         """Give back what an ended request had."""
@@ -253,9 +253,12 @@ class DeviceCore:
 
     def left_behind(self) -> str:
         """Return what ended requests have left behind; "" if nothing. Nothing is in flight. Waits for the device."""
-        (board,) = self.device.compute_waiting(lambda: (self.tables.board.cpu(),))
-        of = board[len(Board) :].view(-1, len(Of))[: len(self._types)]
-        heads, tails = of[:, [Of.RUNS_HEAD, Of.NODES_HEAD]], of[:, [Of.RUNS_TAIL, Of.NODES_TAIL]]
+        (board,) = self.device.compute_waiting(lambda: (self.memory.board.cpu(),))
+        of = board[len(BoardWord) :].view(-1, len(TypeWord))[: len(self._types)]
+        heads, tails = (
+            of[:, [TypeWord.RUNS_HEAD, TypeWord.NODES_HEAD]],
+            of[:, [TypeWord.RUNS_TAIL, TypeWord.NODES_TAIL]],
+        )
         counts = {
             "requests": len(self._requests),
             "slots": self._sizes.num_slots - len(self._free),
@@ -266,17 +269,17 @@ class DeviceCore:
         }
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
-    def _has_entries(self, plan: Plan) -> bool:
+    def _has_entries(self, plan: RequestPlan) -> bool:
         """Whether the rings have room for all entries of a request."""
         return all(self._types[number].entries + count <= self._sizes.ring for number, count in plan.entries)
 
     def _open_mail(self) -> Mail | None:
         """Return the mail that newcomers are written into; None while the device may still read all of them."""
         if self._mail is None:
-            mail = self.tables.mails[self._next_mail]
-            if mail.task > self.tables.num_done:
+            mail = self.memory.mails[self._next_mail]
+            if mail.task > self.memory.num_done:
                 return None
-            self._next_mail = (self._next_mail + 1) % len(self.tables.mails)
+            self._next_mail = (self._next_mail + 1) % len(self.memory.mails)
             self._mail, self._top, self._news = mail, 0, [0] * len(self._types)
         return self._mail
 
@@ -285,7 +288,7 @@ class DeviceCore:
     @property
     def num_finished(self) -> int:
         """The number of the last task that the device has done."""
-        return self.tables.num_done
+        return self.memory.num_done
 
     def submit(self) -> None:
         """Send the mail, and launch tasks as far as something is known to be ready. Release what `poll` told before."""
@@ -306,30 +309,30 @@ class DeviceCore:
 
     def poll(self) -> Reported:
         """Return what the device has reported since the last call. It waits for nothing."""
-        done, tasks = self.tables.num_done, list[Task]()
+        done, tasks = self.memory.num_done, list[Task]()
         while self._tasks and self._tasks[0][0] <= done:
             tasks.append(self._tasks.popleft()[1])
         while self._posted and self._posted[0][0] <= done:
             self._posted.popleft()
-        before, self._page = self._page, self.tables.pages[done % NUM_PAGES].copy()
-        first, end = int(before[Page.ENDED]), int(self._page[Page.ENDED])
-        ended = self.tables.finished[np.arange(first, end) % self._sizes.num_slots].tolist()
+        before, self._page = self._page, self.memory.pages[done % NUM_PAGES].copy()
+        first, end = int(before[PageWord.ENDED]), int(self._page[PageWord.ENDED])
+        ended = self.memory.finished[np.arange(first, end) % self._sizes.num_slots].tolist()
         return Reported(
             tuple(ended),
             len(tasks),
-            int(self._page[Page.STEPS] - before[Page.STEPS]),
-            int(self._page[Page.CELLS] - before[Page.CELLS]),
+            int(self._page[PageWord.STEPS] - before[PageWord.STEPS]),
+            int(self._page[PageWord.CELLS] - before[PageWord.CELLS]),
             sum([task.size * task.steps for task in tasks]),
         )
 
     def _send(self) -> None:
         mail = self._mail
         assert mail is not None
-        end = self._top + len(Letter) * len(self._letters)
+        end = self._top + len(LetterWord) * len(self._letters)
         mail.words[self._top : end] = np.array(self._letters, np.int64).ravel()
-        self.device.upload((self.tables.mail, mail.words[:end]))
-        at = self.tables.mail.data_ptr()
-        self._enter((len(self._letters),), self.tables.address, at, at + 8 * self._top)
+        self.device.upload((self.memory.mail, mail.words[:end]))
+        at = self.memory.mail.data_ptr()
+        self._enter((len(self._letters),), self.memory.address, at, at + 8 * self._top)
         mail.task = self.num_submitted + 1
         self._posted.append((mail.task, self._news))
         self._mail, self._letters = None, []
@@ -337,7 +340,7 @@ class DeviceCore:
 
     def _ready(self) -> list[Ready]:
         """Return about what will be ready after the tasks in flight."""
-        counts = self._page[len(Page) : len(Page) + 2 * len(self._types)].reshape(-1, 2).tolist()
+        counts = self._page[len(PageWord) : len(PageWord) + 2 * len(self._types)].reshape(-1, 2).tolist()
         found = []
         for number, (kind, (runs, nodes)) in enumerate(zip(self._types, counts, strict=True)):
             nodes += sum([news[number] for _, news in self._posted if number < len(news)])

@@ -6,13 +6,13 @@ from enum import IntEnum
 from typing import Final
 
 
-class Core(IntEnum):
+class CoreWord(IntEnum):
     """Words that every kernel gets the address of: where everything is."""
 
     ARENA, BOARD, FINISHED, NUM_SLOTS, PAGES, PAGE_WORDS, COUNTER, NUM_TYPES = range(8)
 
 
-class Board(IntEnum):
+class BoardWord(IntEnum):
     """Words that describe the device as a whole; those of the types follow.
 
     TASKS: tasks reported. ENDED: requests finished. PAUSED: steps take no nodes. CELLS, STEPS: rows that were computed
@@ -22,7 +22,7 @@ class Board(IntEnum):
     TASKS, ENDED, PAUSED, CELLS, STEPS = range(5)
 
 
-class Of(IntEnum):
+class TypeWord(IntEnum):
     """Words of the board for each type: its two rings, and what the present step has taken from them.
 
     RINGS: the address of both; that of begun runs is the first. SIZE: of each ring.
@@ -31,13 +31,13 @@ class Of(IntEnum):
     RINGS, SIZE, RUNS_HEAD, RUNS_TAIL, NODES_HEAD, NODES_TAIL, FIRST_RUN, NUM_RUNS, FIRST_NODE, NUM_NODES = range(10)
 
 
-class Page(IntEnum):
+class PageWord(IntEnum):
     """Words of the page that the device writes after a task; then two for each type, begun runs and other nodes."""
 
     ENDED, CELLS, STEPS = range(3)
 
 
-class Letter(IntEnum):
+class LetterWord(IntEnum):
     """Words of one letter of the mail. COUNT: words of the request, from word FROM on; 0: cancel the request at WHERE.
 
     WHERE: byte of the arena.
@@ -46,7 +46,7 @@ class Letter(IntEnum):
     WHERE, FROM, COUNT = range(3)
 
 
-class Request(IntEnum):
+class RequestWord(IntEnum):
     """The first words of a request. LEFT: entries that are not done. ANSWER: host address of its results.
 
     READY, NUM_READY: the word at which the list of entries begins that wait for nothing, and its length.
@@ -55,7 +55,7 @@ class Request(IntEnum):
     SLOT, LEFT, CANCELLED, ANSWER, READY, NUM_READY = range(6)
 
 
-class Entry(IntEnum):
+class EntryWord(IntEnum):
     """The first words of an entry: a node, or a run as a whole. Then come its inputs, then its outputs.
 
     MISSING: entries that it waits for. STEP, STEPS: the next step and their number. HOME: its own word, counted from
@@ -65,7 +65,7 @@ class Entry(IntEnum):
     TYPE, MISSING, STEP, STEPS, HOME, READERS, NUM_READERS = range(7)
 
 
-class Input(IntEnum):
+class InputWord(IntEnum):
     """Words of an input. All places are bytes from the request's first, or NONE for zeros.
 
     WHERE: of the row of step 0. STRIDE: bytes from step to step; LISTED: WHERE is a list of the places of all steps.
@@ -75,7 +75,7 @@ class Input(IntEnum):
     WHERE, STRIDE, STATE = range(3)
 
 
-class Output(IntEnum):
+class OutputWord(IntEnum):
     """Words of an output: three places to which it is written, or NONE.
 
     KEPT: for the nodes that read it, and bytes from step to step, or AT_END: written at the last step alone. STATE: for
@@ -88,13 +88,15 @@ class Output(IntEnum):
 NONE: Final = -1
 LISTED: Final = 1 << 62
 AT_END: Final = -1
-_GROUPS: Final = (Core, Board, Of, Page, Letter, Request, Entry, Input, Output)
+_GROUPS: Final = (
+    CoreWord, BoardWord, TypeWord, PageWord, LetterWord, RequestWord, EntryWord, InputWord, OutputWord
+)  # fmt: skip
 
 
 def header() -> str:
     """Return all this in C++, as constants such as ENTRY_STEP, and ENTRY_WORDS for the number of words."""
     numbers = {"NONE": NONE, "LISTED": LISTED, "AT_END": AT_END}
     for group in _GROUPS:
-        name = group.__name__.upper()
+        name = group.__name__.removesuffix("Word").upper()
         numbers |= {f"{name}_{one.name}": one.value for one in group} | {f"{name}_WORDS": len(group)}
     return "".join(f"static const long long {name} = {value}LL;\n" for name, value in numbers.items())

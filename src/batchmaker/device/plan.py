@@ -18,7 +18,7 @@ from batchmaker.arrays import Ints
 from batchmaker.compile.export import torch_dtype
 from batchmaker.compiled import compiled, compiled_inline
 from batchmaker.device.extents import ALIGNMENT, aligned
-from batchmaker.device.layout import AT_END, LISTED, NONE, Entry, Input, Output, Request
+from batchmaker.device.layout import AT_END, LISTED, NONE, EntryWord, InputWord, OutputWord, RequestWord
 from batchmaker.graph.cell_graph import HOST, CellGraph
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 
@@ -29,12 +29,12 @@ _INPUTS, _OUTPUTS, _BYTES = range(3)
 """Columns of a type: numbers of inputs and outputs, and from the third on the bytes of each output."""
 _ENTRIES, _READY, _AGAIN = range(3)
 """Columns of what is counted for each type."""
-_REQUEST_WORDS, _ENTRY_WORDS, _INPUT_WORDS, _OUTPUT_WORDS = map(len, (Request, Entry, Input, Output))
-_LEFT, _READY_AT, _NUM_READY = map(int, (Request.LEFT, Request.READY, Request.NUM_READY))
-_E_TYPE, _E_MISSING, _E_STEPS, _E_HOME = map(int, (Entry.TYPE, Entry.MISSING, Entry.STEPS, Entry.HOME))
-_E_READERS, _E_NUM_READERS = map(int, (Entry.READERS, Entry.NUM_READERS))
-_I_WHERE, _I_STRIDE, _I_STATE = map(int, Input)
-_O_KEPT, _O_KEPT_STRIDE, _O_STATE, _O_ANSWER, _O_ANSWER_STRIDE = map(int, Output)
+_REQUEST_WORDS, _ENTRY_WORDS, _INPUT_WORDS, _OUTPUT_WORDS = map(len, (RequestWord, EntryWord, InputWord, OutputWord))
+_LEFT, _READY_AT, _NUM_READY = map(int, (RequestWord.LEFT, RequestWord.READY, RequestWord.NUM_READY))
+_E_TYPE, _E_MISSING, _E_STEPS, _E_HOME = map(int, (EntryWord.TYPE, EntryWord.MISSING, EntryWord.STEPS, EntryWord.HOME))
+_E_READERS, _E_NUM_READERS = map(int, (EntryWord.READERS, EntryWord.NUM_READERS))
+_I_WHERE, _I_STRIDE, _I_STATE = map(int, InputWord)
+_O_KEPT, _O_KEPT_STRIDE, _O_STATE, _O_ANSWER, _O_ANSWER_STRIDE = map(int, OutputWord)
 _ALIGNMENT: Final = ALIGNMENT
 
 
@@ -60,7 +60,7 @@ class PlannedType:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RequestPlan:
     """The words of a request but for its slot, the address of its results, and its data.
 
     image: the first words. feeds: for each host input of the graph, the bytes at which its values lie, and their
@@ -81,7 +81,7 @@ class Plan:
     num_nodes: int
 
 
-def plan_of(graph: CellGraph, types: Mapping[TypeId, PlannedType]) -> Plan:
+def plan_of(graph: CellGraph, types: Mapping[TypeId, PlannedType]) -> RequestPlan:
     """Return the plan of a whole request. types: all that it uses. The graph has nodes, no regions and no memories."""
     used = {int(kind) for block in graph.blocks for kind in np.unique(block.types)}
     used.update(int(run.type_id) for run in graph.runs)
@@ -126,7 +126,7 @@ def plan_of(graph: CellGraph, types: Mapping[TypeId, PlannedType]) -> Plan:
     image, answers, counts, ends = _laid_out(nodes, sources, outputs, data, num_bytes, wanted, kinds)
     data_at, rows_at, end, answer_bytes = ends.tolist()
     counted = counts.tolist()
-    return Plan(
+    return RequestPlan(
         image,
         tuple([(data_at + first, size) for first, size in feeds]),
         rows_at // 8,

@@ -43,7 +43,7 @@ class Computes(Protocol):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedCell:
     """A type with its cell. num_sequences: inputs of each step of its runs; None if it has no runs."""
 
     cell: CellType
@@ -51,7 +51,7 @@ class Tried:
     num_sequences: int | None
 
 
-def random_graph(tried: Sequence[Tried], rng: np.random.Generator, num_parts: int) -> CellGraph:
+def random_graph(tried: Sequence[TriedCell], rng: np.random.Generator, num_parts: int) -> CellGraph:
     """Return a graph of single nodes, maps and runs that read each other's values, or data, or zeros."""
     blocks: list[NodeBlock] = []
     runs: list[Run] = []
@@ -59,7 +59,7 @@ def random_graph(tried: Sequence[Tried], rng: np.random.Generator, num_parts: in
     outputs: list[tuple[Ints, int, ValueSpec]] = []  # nodes of one part, output
     num_nodes = 0
 
-    def given(kind: Tried, port: int, nodes: Ints) -> None:
+    def given(kind: TriedCell, port: int, nodes: Ints) -> None:
         hosts.append(HostInput(kind.cell.type_id, port, int(nodes[0]), len(nodes), _data(kind, port, len(nodes), rng)))
 
     def picked(spec: ValueSpec) -> tuple[Ints, int] | None:
@@ -120,7 +120,7 @@ def _fetched(nodes: Ints, rng: np.random.Generator) -> Ints:
     return nodes if rng.random() < 0.5 else nodes[-1:]
 
 
-def _data(kind: Tried, port: int, count: int, rng: np.random.Generator) -> Any:
+def _data(kind: TriedCell, port: int, count: int, rng: np.random.Generator) -> Any:
     """Return random values for an input, [count, *shape]: tokens, or the real row with noise."""
     spec = kind.cell.inputs[port]
     real = kind.bound.example(1)[port].cpu()
@@ -132,7 +132,9 @@ def _data(kind: Tried, port: int, count: int, rng: np.random.Generator) -> Any:
     return rows
 
 
-def computed_plainly(graph: CellGraph, tried: Mapping[TypeId, Tried], device: Device) -> dict[tuple[int, int], Tensor]:
+def computed_plainly(
+    graph: CellGraph, tried: Mapping[TypeId, TriedCell], device: Device
+) -> dict[tuple[int, int], Tensor]:
     """Return every output of every node, computed one node after the other."""
 
     def work() -> tuple[Tensor, ...]:
@@ -144,7 +146,7 @@ def computed_plainly(graph: CellGraph, tried: Mapping[TypeId, Tried], device: De
                     values[node, output] = value
         return tuple(value.cpu() for value in values.values())
 
-    def _row(part: NodeBlock | Run, place: int, port: int, kind: Tried) -> Tensor:
+    def _row(part: NodeBlock | Run, place: int, port: int, kind: TriedCell) -> Tensor:
         node = part.first + place
         if isinstance(part, NodeBlock):
             source, output = int(part.sources[port, place]), int(part.outputs[port, place])
@@ -181,7 +183,7 @@ def bytes_of(graph: CellGraph) -> list[NDArray[np.uint8]]:
 def prove(
     core: DeviceCore,
     planned: Mapping[TypeId, PlannedType],
-    tried: Sequence[Tried],
+    tried: Sequence[TriedCell],
     *,
     tf32: bool = False,
     seed: int = 0,
@@ -224,7 +226,7 @@ def prove(
 
 
 def _differs(
-    memory: NDArray[np.uint8], answers: Ints, graph: CellGraph, kinds: Mapping[TypeId, Tried],
+    memory: NDArray[np.uint8], answers: Ints, graph: CellGraph, kinds: Mapping[TypeId, TriedCell],
     wanted: Mapping[tuple[int, int], Tensor], *, tf32: bool,
 ) -> str:  # fmt: skip
     """Return what differs first in the results of a request; "" if nothing does."""

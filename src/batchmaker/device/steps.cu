@@ -26,26 +26,26 @@ static __device__ void copy_row(char* to, const char* from, i64 size) {
 }
 
 static __device__ i64* of_type(const i64* core, i64 type) {
-  return (i64*)core[CORE_BOARD] + BOARD_WORDS + type * OF_WORDS;
+  return (i64*)core[CORE_BOARD] + BOARD_WORDS + type * TYPE_WORDS;
 }
 
 // The place of number n in a ring of a type: of its begun runs, or of its other nodes.
 static __device__ i64* place(i64* of, bool runs, i64 n) {
-  return (i64*)of[OF_RINGS] + (runs ? 0 : of[OF_SIZE]) + n % of[OF_SIZE];
+  return (i64*)of[TYPE_RINGS] + (runs ? 0 : of[TYPE_SIZE]) + n % of[TYPE_SIZE];
 }
 
 static __device__ void push(const i64* core, i64* entry, bool runs) {
   i64* of = of_type(core, entry[ENTRY_TYPE]);
-  const i64 n = add(&of[runs ? OF_RUNS_TAIL : OF_NODES_TAIL], 1);
+  const i64 n = add(&of[runs ? TYPE_RUNS_TAIL : TYPE_NODES_TAIL], 1);
   *place(of, runs, n) = entry - (i64*)core[CORE_ARENA];
 }
 
 // The entry in a row of the present step; null if the row is padding.
 static __device__ i64* entry_of(const i64* core, i64 type, i64 row) {
   i64* of = of_type(core, type);
-  const i64 runs = of[OF_NUM_RUNS];
-  if (row >= runs + of[OF_NUM_NODES]) return nullptr;
-  const i64* at = row < runs ? place(of, true, of[OF_FIRST_RUN] + row) : place(of, false, of[OF_FIRST_NODE] + row - runs);
+  const i64 runs = of[TYPE_NUM_RUNS];
+  if (row >= runs + of[TYPE_NUM_NODES]) return nullptr;
+  const i64* at = row < runs ? place(of, true, of[TYPE_FIRST_RUN] + row) : place(of, false, of[TYPE_FIRST_NODE] + row - runs);
   return (i64*)core[CORE_ARENA] + *at;
 }
 
@@ -72,16 +72,16 @@ extern "C" __global__ void begin_step(const i64* core, i64 type, i64 size) {
   i64* board = (i64*)core[CORE_BOARD];
   i64* of = of_type(core, type);
   i64 room = board[BOARD_PAUSED] ? 0 : size;
-  i64 runs = of[OF_RUNS_TAIL] - of[OF_RUNS_HEAD], nodes = of[OF_NODES_TAIL] - of[OF_NODES_HEAD];
+  i64 runs = of[TYPE_RUNS_TAIL] - of[TYPE_RUNS_HEAD], nodes = of[TYPE_NODES_TAIL] - of[TYPE_NODES_HEAD];
   runs = runs < room ? runs : room;
   room -= runs;
   nodes = nodes < room ? nodes : room;
-  of[OF_FIRST_RUN] = of[OF_RUNS_HEAD];
-  of[OF_NUM_RUNS] = runs;
-  of[OF_RUNS_HEAD] += runs;
-  of[OF_FIRST_NODE] = of[OF_NODES_HEAD];
-  of[OF_NUM_NODES] = nodes;
-  of[OF_NODES_HEAD] += nodes;
+  of[TYPE_FIRST_RUN] = of[TYPE_RUNS_HEAD];
+  of[TYPE_NUM_RUNS] = runs;
+  of[TYPE_RUNS_HEAD] += runs;
+  of[TYPE_FIRST_NODE] = of[TYPE_NODES_HEAD];
+  of[TYPE_NUM_NODES] = nodes;
+  of[TYPE_NODES_HEAD] += nodes;
   board[BOARD_CELLS] += runs + nodes;
   board[BOARD_STEPS] += runs + nodes > 0;
 }
@@ -158,8 +158,8 @@ extern "C" __global__ void report(const i64* core, i64 num_pages) {
   }
   for (i64 type = threadIdx.x; type < core[CORE_NUM_TYPES]; type += blockDim.x) {
     const i64* of = of_type(core, type);
-    page[PAGE_WORDS + 2 * type] = of[OF_RUNS_TAIL] - of[OF_RUNS_HEAD];
-    page[PAGE_WORDS + 2 * type + 1] = of[OF_NODES_TAIL] - of[OF_NODES_HEAD];
+    page[PAGE_WORDS + 2 * type] = of[TYPE_RUNS_TAIL] - of[TYPE_RUNS_HEAD];
+    page[PAGE_WORDS + 2 * type + 1] = of[TYPE_NODES_TAIL] - of[TYPE_NODES_HEAD];
   }
   __threadfence_system();
   __syncthreads();

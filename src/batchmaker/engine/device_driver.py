@@ -23,9 +23,9 @@ from batchmaker.clock import Clock
 from batchmaker.compile.export import torch_dtype
 from batchmaker.compile.run_form import RunForm
 from batchmaker.device.core import DeviceCore, Reported
-from batchmaker.device.plan import Plan, PlannedType, plan_of, row_bytes
-from batchmaker.device.proof import Tried, prove
-from batchmaker.device.tables import Sizes
+from batchmaker.device.memory import Sizes
+from batchmaker.device.plan import PlannedType, RequestPlan, plan_of, row_bytes
+from batchmaker.device.proof import TriedCell, prove
 from batchmaker.engine.driver import blamed
 from batchmaker.engine.request import InFlight, Settled, Ticket
 from batchmaker.engine.stats import DriverStats
@@ -66,7 +66,7 @@ class _Place:
     number: int
     planned: dict[TypeId, PlannedType] = field(default_factory=dict)
     requests: dict[int, InFlight | None] = field(default_factory=dict)
-    plans: dict[int, Plan] = field(default_factory=dict)
+    plans: dict[int, RequestPlan] = field(default_factory=dict)
     untold: list[int] = field(default_factory=list)
     work: int = 0
     heard_s: float = 0.0
@@ -78,7 +78,7 @@ class _Waiting:
     """A request that is taken and has no room yet. values: the bytes of its host inputs."""
 
     request: InFlight
-    plan: Plan
+    plan: RequestPlan
     values: Sequence[NDArray[np.uint8]]
 
 
@@ -108,7 +108,7 @@ class DeviceDriver:
         self._give_up_late = give_up_late
         self._tf32 = tf32
         self._places: list[_Place] = []
-        self._plans: dict[int, tuple[CellGraph, Plan]] = {}
+        self._plans: dict[int, tuple[CellGraph, RequestPlan]] = {}
         self._requests: dict[RequestId, InFlight] = {}  # taken and not answered
         self._waiting: deque[_Waiting] = deque()  # those that were answered meanwhile are passed over
         self._running: dict[RequestId, tuple[_Place, int]] = {}
@@ -177,7 +177,7 @@ class DeviceDriver:
             bound = self._executor.bound(place.number, type_id)
             try:
                 planned = place.core.learn(cell, lambda *rows, bound=bound: bound.call(rows))
-                tried = Tried(cell, bound, self._registry.num_sequence_inputs.get(type_id))
+                tried = TriedCell(cell, bound, self._registry.num_sequence_inputs.get(type_id))
                 said = prove(place.core, {type_id: planned}, [tried], tf32=self._tf32)
             except CannotRecordError as error:
                 said = str(error)
@@ -231,7 +231,7 @@ class DeviceDriver:
             heapq.heappush(self._due, (ticket.deadline_s, ticket.request_id))
         return True
 
-    def _plan(self, graph: CellGraph) -> Plan | None:
+    def _plan(self, graph: CellGraph) -> RequestPlan | None:
         """Return the plan of a graph; None if a core cannot run it."""
         known = self._plans.get(id(graph))
         if known is not None:
@@ -414,7 +414,7 @@ def _bytes(values: Any, count: int, spec: ValueSpec) -> NDArray[np.uint8]:
     return rows.view(-1).view(torch.uint8).numpy()
 
 
-def _value(handle: Handle, memory: NDArray[np.uint8], plan: Plan) -> Any:
+def _value(handle: Handle, memory: NDArray[np.uint8], plan: RequestPlan) -> Any:
     """Return what a handle stands for, in memory of its own: a tensor, or a Python number where it is a single one."""
     spec = handle.spec
     size, dtype = row_bytes(spec), torch_dtype(spec.dtype)

@@ -26,7 +26,7 @@ from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import Failures
 from batchmaker.executor.cuda.state_tables import DeviceTables
 from batchmaker.executor.cuda.step_by_step import SteppedTask, chained_positions, fill_hoisted
-from batchmaker.executor.cuda.watcher import Watched, Watcher
+from batchmaker.executor.cuda.watcher import Counting, Watcher
 from batchmaker.executor.task_loop import MAX_HOISTED_ROWS
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, RowSource, RunTask, TableId
@@ -119,7 +119,7 @@ class CudaExecutor:
         """Return a cell with its weights on the device of this number."""
         return self._cells[number].bound(type_id)
 
-    def watch(self, watched: Watched) -> None:
+    def watch(self, watched: Counting) -> None:
         """Notify the engine when something else that a device counts has changed, too. After `start`."""
         assert self._watcher is not None
         self._watcher.watch(watched)

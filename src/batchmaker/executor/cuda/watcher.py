@@ -13,7 +13,7 @@ CHECK_EVERY_S = 1.0
 """Seconds. If a device has work but finishes nothing for this long, it is asked whether it has failed."""
 
 
-class Watched(Protocol):
+class Counting(Protocol):
     """Something with a counter that a device sets: numbers of the last work submitted and finished."""
 
     num_submitted: int
@@ -29,7 +29,7 @@ class Watcher:
     notify: called when a counter has changed, and every CHECK_EVERY_S while none changes.
     """
 
-    def __init__(self, places: Sequence[Watched], notify: Callable[[], None]) -> None:
+    def __init__(self, places: Sequence[Counting], notify: Callable[[], None]) -> None:
         self._places = list(places)
         self._notify = notify
         self._busy = threading.Event()
@@ -41,7 +41,7 @@ class Watcher:
         """Note that something was submitted."""
         self._busy.set()
 
-    def watch(self, watched: Watched) -> None:
+    def watch(self, watched: Counting) -> None:
         """Look at another counter, too."""
         # Race: the thread reads the list at each look, and sees the new one in one of the next.
         self._places = [*self._places, watched]

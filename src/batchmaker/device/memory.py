@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.arrays import Ints
-from batchmaker.device.layout import Board, Core, Of, Page
+from batchmaker.device.layout import BoardWord, CoreWord, PageWord, TypeWord
 from batchmaker.executor.cuda.device import Device
 
 MAX_TYPES: Final = 64
@@ -45,7 +45,7 @@ class Mail:
 
 
 @final
-class Tables:
+class CoreMemory:
     """The memory, and the words that say where it is.
 
     arena: requests in flight. board: see layout. These are on the device. answers: [bytes] results of requests.
@@ -58,15 +58,15 @@ class Tables:
         self._device = device
         self._kept: list[NDArray[np.uint8]] = []
         self.arena = device.zeros((sizes.arena_bytes // 8,), torch.int64)
-        self.board = device.zeros((len(Board) + MAX_TYPES * len(Of),), torch.int64)
+        self.board = device.zeros((len(BoardWord) + MAX_TYPES * len(TypeWord),), torch.int64)
         self._rings: list[Tensor] = []
         self.answers = device.pinned(sizes.answer_bytes)
         self.finished = self._pinned_words(sizes.num_slots)
-        self.pages = self._pinned_words(NUM_PAGES * (len(Page) + 2 * MAX_TYPES)).reshape(NUM_PAGES, -1)
+        self.pages = self._pinned_words(NUM_PAGES * (len(PageWord) + 2 * MAX_TYPES)).reshape(NUM_PAGES, -1)
         self._counter = self._pinned_words(1)
         self.mails = [Mail(self._pinned_words(sizes.mail_bytes // 8)) for _ in range(NUM_MAILS)]
         self.mail = device.zeros((sizes.mail_bytes // 8,), torch.int64)
-        self._core = device.zeros((len(Core),), torch.int64)
+        self._core = device.zeros((len(CoreWord),), torch.int64)
         self._tell()
 
     @property
@@ -83,14 +83,14 @@ class Tables:
         """Make the rings of another type, and return its number."""
         number = len(self._rings)
         self._rings.append(self._device.zeros((2 * self.sizes.ring,), torch.int64))
-        first = len(Board) + number * len(Of)
+        first = len(BoardWord) + number * len(TypeWord)
         self._put(self.board[first : first + 2], [self._rings[-1].data_ptr(), self.sizes.ring])
         self._tell()
         return number
 
     def pause(self, paused: bool) -> None:
         """Let the steps that are submitted from now on take nothing, or go on."""
-        self._put(self.board[Board.PAUSED : Board.PAUSED + 1], [int(paused)])
+        self._put(self.board[BoardWord.PAUSED : BoardWord.PAUSED + 1], [int(paused)])
 
     def columns(self, buffers: Sequence[Tensor]) -> Tensor:
         """Return memory for the columns of so many buffers, [buffers, 2]: their addresses, and bytes of a row."""
@@ -106,16 +106,16 @@ class Tables:
 
     def _tell(self) -> None:
         words = {
-            Core.ARENA: self.arena.data_ptr(),
-            Core.BOARD: self.board.data_ptr(),
-            Core.FINISHED: self.finished.ctypes.data,
-            Core.NUM_SLOTS: self.sizes.num_slots,
-            Core.PAGES: self.pages.ctypes.data,
-            Core.PAGE_WORDS: self.pages.shape[1],
-            Core.COUNTER: self._counter.ctypes.data,
-            Core.NUM_TYPES: len(self._rings),
+            CoreWord.ARENA: self.arena.data_ptr(),
+            CoreWord.BOARD: self.board.data_ptr(),
+            CoreWord.FINISHED: self.finished.ctypes.data,
+            CoreWord.NUM_SLOTS: self.sizes.num_slots,
+            CoreWord.PAGES: self.pages.ctypes.data,
+            CoreWord.PAGE_WORDS: self.pages.shape[1],
+            CoreWord.COUNTER: self._counter.ctypes.data,
+            CoreWord.NUM_TYPES: len(self._rings),
         }
-        self._put(self._core, [words[one] for one in Core])
+        self._put(self._core, [words[one] for one in CoreWord])
 
     def _put(self, where: Tensor, numbers: Sequence[int]) -> None:
         """Copy numbers to the device. Done a few times in an engine's life, so the pinned memory is kept."""
