@@ -261,6 +261,7 @@ def test_why_a_device_is_not_used_is_said() -> None:
     for device, options, why in (
         (FakeDevice(background=True), {}, "DeviceError: this device compiles no kernels"),
         (emulated(background=True), {"policy": "lazy"}, "the policy is 'lazy'"),
+        (emulated(background=True), {"policy": "cellular:max_steps=5"}, "the policy is 'cellular' with options"),
         (emulated(background=True, records=False), {}, "it waits for a value"),
     ):
         with running(Chain(), device, **{"policy": "cellular", **options}) as engine:

@@ -40,12 +40,12 @@ from batchmaker.graph.values import Value
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.structure import Handle
 from batchmaker.model.unfolding import Unfolding
+from batchmaker.policies.base import CellPolicy
+from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.events import RequestId
 
 _LOG: Final = logging.getLogger("batchmaker.engine")
 
-POLICY: Final = "cellular"
-"""The policy whose rules the cores have."""
 _AFTER_THE_START: Final = (
     "first used after the start; with an example_request in the model it is recorded and proved there"
 )
@@ -394,14 +394,17 @@ class DeviceDriver:
             self.settle(outcomes)
 
 
-def on_devices(executor: Executor, policy: str, **options: Any) -> DeviceDriver | None:
+def on_devices(executor: Executor, policy: CellPolicy, **options: Any) -> DeviceDriver | None:
     """Return what gives requests to the devices of an executor; None if it has none that could schedule themselves.
 
-    policy: its name. options: see DeviceDriver.
+    options: see DeviceDriver.
     """
     if not isinstance(executor, CudaExecutor):
         return None
-    why = "" if policy == POLICY else f"it does as policy {POLICY!r} does, and the policy is {policy!r}"
+    plain = CellularPolicy()
+    follows = (policy.name, policy.max_steps, policy.budget_s) == (plain.name, plain.max_steps, plain.budget_s)
+    given = f"{policy.name!r} with options" if policy.name == plain.name else repr(policy.name)
+    why = "" if follows else f"it follows policy {plain.name!r} without options, and the policy is {given}"
     return DeviceDriver(executor=executor, why=why, **options)
 
 

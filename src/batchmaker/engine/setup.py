@@ -425,7 +425,7 @@ def make_driver(
         from batchmaker.engine.device_driver import on_devices  # as above
 
         driver.on_device = on_devices(
-            executor, policy.name, registry=registry, clock=clock, stats=driver.stats, give_up_late=give_up_late,
+            executor, policy, registry=registry, clock=clock, stats=driver.stats, give_up_late=give_up_late,
             tf32=tf32,
         )  # fmt: skip
     return driver
