@@ -266,7 +266,7 @@ def test_why_a_device_is_not_used_is_said() -> None:
     ):
         with running(Chain(), device, **{"policy": "cellular", **options}) as engine:
             assert engine.map([[1, 2]], progress=False)[0]["length"] == 2
-            assert why in str(engine.explain()), why
+            assert why in " ".join(str(engine.explain()).split())
 
 
 class NoExample(Chain):
