@@ -13,15 +13,16 @@ from torch import Tensor
 
 from batchmaker.device.core import DeviceCore
 from batchmaker.device.memory import Sizes
-from batchmaker.device.plan import PlannedType, plan_of
-from batchmaker.device.proof import TriedCell, bytes_of, computed_plainly, random_graph
+from batchmaker.device.plan import PlannedType, RequestPlan, Stops, plan_of
+from batchmaker.device.proof import TriedCell, bytes_of, computed_plainly, num_steps, random_graph, results_of
 from batchmaker.graph.cell_graph import ZERO, CellGraph, Fetch, HostInput, Run
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 
 TINY = Sizes(arena_bytes=1 << 15, answer_bytes=1 << 13, mail_bytes=1 << 14, num_slots=8, ring=64)
 GARBAGE = 0x7F
-WORD, H, ODD, FLAG = (
+WORD, H, ODD, FLAG, SHORT = (
     ValueSpec((), "int64", 7), ValueSpec((4,), "float32"), ValueSpec((3,), "bfloat16"), ValueSpec((), "bool"),
+    ValueSpec((), "int32"),
 )  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def tried(number: int, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec]
 
 
 def cells(seed: int, sizes: tuple[int, ...] = (1, 3, 5)) -> list[TriedCell]:
-    """A chain over words, one over rows, a node of two rows, a leaf with two outputs, and one of odd sizes."""
+    """A chain over words, one over rows, a node of two rows, a leaf with two outputs, one of odd sizes, a decoder."""
     made = torch.Generator().manual_seed(seed)
     table, w, v = (torch.randn(shape, generator=made) for shape in ((7, 4), (4, 4), (4, 3)))
 
@@ -60,12 +61,17 @@ def cells(seed: int, sizes: tuple[int, ...] = (1, 3, 5)) -> list[TriedCell]:
     def odd(word: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         return (x * 0.5 + v[0]).to(torch.bfloat16), word % 2 == 0, (word + 1) % 7
 
+    def decoder(word: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        following = (word * 3 + h.argmax(1)) % 7
+        return following.to(torch.int32) - 1, following, torch.tanh(h @ w + table[word])
+
     return [
         tried(0, (WORD, H, H), (H, H), 1, chain, sizes),
         tried(1, (H, H), (H,), 1, lambda x, h: (torch.tanh(x @ w - h),), sizes),
         tried(2, (H, H), (H,), None, lambda a, b: (torch.tanh(a - b @ w),), sizes),
         tried(3, (WORD,), (H, ODD), None, lambda word: (table[word], (table[word] @ v).to(torch.bfloat16)), sizes),
         tried(4, (WORD, ODD), (ODD, FLAG, WORD), None, odd, sizes),
+        tried(5, (WORD, H), (SHORT, WORD, H), 0, decoder, sizes),
     ]
 
 
@@ -77,7 +83,7 @@ def play(
     share_cancelled: float | None = None,
     mutate: Callable[[str], str] = str,
     kinds: Sequence[TriedCell] | None = None,
-    graphs: Sequence[CellGraph] | None = None,
+    graphs: Sequence[tuple[CellGraph, Stops]] | None = None,
     core: DeviceCore | None = None,
 ) -> DeviceCore:
     """Let a core compute random requests; AssertionError for whatever is wrong. Returns the core."""
@@ -92,8 +98,8 @@ def play(
     by_id = {one.cell.type_id: one for one in kinds}
     if graphs is None:
         graphs = [random_graph(kinds, rng, int(rng.integers(1, 8))) for _ in range(num_requests)]
-    plans = [plan_of(graph, planned) for graph in graphs]
-    wanted = [computed_plainly(graph, by_id, device) for graph in graphs]
+    plans = [plan_of(graph, planned, stops) for graph, stops in graphs]
+    wanted = [computed_plainly(graph, by_id, device, stops) for graph, stops in graphs]
     device.stop()
     core.memory.arena.view(torch.uint8).fill_(GARBAGE)
     core.memory.answers[:] = GARBAGE
@@ -105,7 +111,7 @@ def play(
             number = slots.pop(slot)
             ended.append(number)
             if number not in cancelled:
-                check(core.answer(slot), plans[number].answers, graphs[number], wanted[number])
+                check(core.answer(slot), plans[number], graphs[number][0], *wanted[number])
             spoil(core, slot)
             core.release(slot)
         for slot, number in list(slots.items()):
@@ -113,7 +119,7 @@ def play(
                 cancelled.add(number)
         while waiting and chance.random() < 0.8:
             assert not core.too_large(plans[waiting[0]])
-            slot = core.add(plans[waiting[0]], bytes_of(graphs[waiting[0]]))
+            slot = core.add(plans[waiting[0]], bytes_of(graphs[waiting[0]][0]))
             if slot is None:
                 break
             slots[slot] = waiting.pop(0)
@@ -136,13 +142,20 @@ def spoil(core: DeviceCore, slot: int) -> None:
     core.answer(slot)[:] = GARBAGE
 
 
-def check(memory: np.ndarray, answers: np.ndarray, graph: CellGraph, wanted: dict[tuple[int, int], Tensor]) -> None:
-    for fetch in graph.fetches:
-        for node in fetch.nodes.tolist():
-            want, at = wanted[node, fetch.output][0], int(answers[node, fetch.output])
-            assert at >= 0
-            got = torch.from_numpy(memory[at : at + want.nbytes].copy()).view(want.dtype).view(want.shape)
-            torch.testing.assert_close(got, want)
+def check(
+    memory: np.ndarray,
+    plan: RequestPlan,
+    graph: CellGraph,
+    wanted: dict[tuple[int, int], Tensor],
+    lengths: dict[int, int],
+) -> None:
+    for node, output, at in results_of(graph, plan, lengths):
+        want = wanted[node, output][0]
+        assert at >= 0
+        got = torch.from_numpy(memory[at : at + want.nbytes].copy()).view(want.dtype).view(want.shape)
+        torch.testing.assert_close(got, want)
+    for first, length in lengths.items():
+        assert num_steps(memory, plan, first) == length
 
 
 def planned_types(kinds: Sequence[TriedCell]) -> dict[TypeId, PlannedType]:
@@ -159,5 +172,5 @@ def chain(kind: TriedCell, length: int) -> CellGraph:
 def crowded(seed: int, mutate: Callable[[str], str] = str) -> None:
     """Let so many short chains in that the rings are full."""
     kinds = cells(seed)
-    graphs = [chain(kinds[0], 1 + number % 6) for number in range(30)]
+    graphs = [(chain(kinds[0], 1 + number % 6), {}) for number in range(30)]
     play(seed, 0, graphs=graphs, kinds=kinds, mutate=mutate, sizes=Sizes(1 << 16, 1 << 13, 1 << 14, 40, 10))

@@ -279,3 +279,62 @@ def test_a_model_without_an_example_is_told_to_have_one() -> None:
     with running(NoExample(), emulated(background=True), policy="cellular") as engine:
         assert engine.map([[1, 2]], progress=False)[0]["length"] == 2
         assert "with an example_request in the model" in str(engine.explain())
+
+
+# --- loops that end at a value ---------------------------------------------------------------------------------------
+
+
+class Decoder(nn.Module):
+    """The next word by argmax, from a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.cell, self.out = nn.Embedding(10, 6), nn.GRUCell(6, 6), nn.Linear(6, 10)
+
+    def forward(self, word: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        h = self.cell(self.embedding(word), h)
+        return self.out(h).argmax(1), h
+
+
+class Translator(bm.Model):
+    """An encoder, and a decoder that ends at a word or after 9."""
+
+    def __init__(self, until: Any = 3) -> None:
+        torch.manual_seed(6)
+        self.leaf, self.encoder = bm.Cell(Leaf(), batch_sizes=[1, 4]), bm.Cell(nn.GRUCell(6, 6), batch_sizes=[1, 4])
+        self.decoder = bm.Cell(Decoder(), batch_sizes=[1, 4])
+        self.until = until
+        self.example_request = [1, 2, 3]
+
+    def unfold(self, words: Sequence[int]) -> Any:
+        h = self.encoder.run(self.leaf.map(words))
+        word, end = self.decoder.loop((words[-1], h), max_steps=9, until=self.until)
+        return word.steps, end, word
+
+
+def plain_translation(model: Translator, words: Sequence[int]) -> tuple[list[int], Tensor]:
+    with torch.no_grad():
+        h, said = torch.zeros(1, 6), []
+        for row in model.leaf.module(torch.tensor(words)):
+            h = model.encoder.module(row[None], h)
+        word = torch.tensor(words[-1:])
+        while len(said) < 9 and (not said or said[-1] != 3):
+            word, h = model.decoder.module(word, h)
+            said.append(int(word))
+        return said, h[0]
+
+
+@pytest.mark.parametrize("until", [3, lambda word: word == 3])
+def test_loops_end_at_a_word_on_the_device_and_at_a_function_on_the_host(until: Any) -> None:
+    model = Translator(until)
+    with engine_of(model) as (engine, devices):
+        requests = [[(i * 7 + j * 3) % 10 for j in range(1 + i % 6)] for i in range(40)]
+        lengths = set()
+        for request, (steps, end, word) in zip(requests, engine.map(requests, progress=False), strict=True):
+            said, h = plain_translation(model, request)
+            assert steps.tolist() == said
+            assert word == said[-1]
+            torch.testing.assert_close(end, h)
+            lengths.add(len(said))
+        assert len(lengths) > 2
+        assert num_taken(devices, engine) == (len(requests) if until == 3 else 0)

@@ -58,11 +58,13 @@ class RequestWord(IntEnum):
 class EntryWord(IntEnum):
     """The first words of an entry: a node, or a run as a whole. Then come its inputs, then its outputs.
 
-    MISSING: entries that it waits for. STEP, STEPS: the next step and their number. HOME: its own word, counted from
+    MISSING: entries that it waits for. STEP, STEPS: the next step and their number. UNTIL, VALUE: the run ends where
+    this output, a whole number, has this value; NONE: at its last step. LENGTH: the byte of the results for its number
+    of steps, or NONE. HOME: its own word, counted from
     the request's first. READERS, NUM_READERS: the word at which the list of entries begins that wait for it.
     """
 
-    TYPE, MISSING, STEP, STEPS, HOME, READERS, NUM_READERS = range(7)
+    TYPE, MISSING, STEP, STEPS, HOME, READERS, NUM_READERS, UNTIL, VALUE, LENGTH = range(10)
 
 
 class InputWord(IntEnum):

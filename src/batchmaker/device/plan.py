@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, final
 
 import numpy as np
@@ -33,6 +34,7 @@ _REQUEST_WORDS, _ENTRY_WORDS, _INPUT_WORDS, _OUTPUT_WORDS = map(len, (RequestWor
 _LEFT, _READY_AT, _NUM_READY = map(int, (RequestWord.LEFT, RequestWord.READY, RequestWord.NUM_READY))
 _E_TYPE, _E_MISSING, _E_STEPS, _E_HOME = map(int, (EntryWord.TYPE, EntryWord.MISSING, EntryWord.STEPS, EntryWord.HOME))
 _E_READERS, _E_NUM_READERS = map(int, (EntryWord.READERS, EntryWord.NUM_READERS))
+_E_UNTIL, _E_VALUE, _E_LENGTH = map(int, (EntryWord.UNTIL, EntryWord.VALUE, EntryWord.LENGTH))
 _I_WHERE, _I_STRIDE, _I_STATE = map(int, InputWord)
 _O_KEPT, _O_KEPT_STRIDE, _O_STATE, _O_ANSWER, _O_ANSWER_STRIDE = map(int, OutputWord)
 _ALIGNMENT: Final = ALIGNMENT
@@ -66,7 +68,8 @@ class RequestPlan:
     image: the first words. feeds: for each host input of the graph, the bytes at which its values lie, and their
     number. num_words: with the data; only these are sent. num_bytes: with the rows. answer_bytes: of the results.
     entries, ready: (type of the core, how many): all, and those that wait for nothing. again: the types of which one
-    step or node follows another. answers: [nodes, outputs] the byte of the results, or NONE.
+    step or node follows another. answers: [nodes, outputs] the byte of the results, or NONE. lengths: [nodes] at the
+    first node of a loop that ends at a value, the byte of its number of steps; NONE elsewhere.
     """
 
     image: Ints
@@ -78,11 +81,20 @@ class RequestPlan:
     ready: tuple[tuple[int, int], ...]
     again: frozenset[int]
     answers: Ints
+    lengths: Ints
     num_nodes: int
 
 
-def plan_of(graph: CellGraph, types: Mapping[TypeId, PlannedType]) -> RequestPlan:
-    """Return the plan of a whole request. types: all that it uses. The graph has nodes, no regions and no memories."""
+Stops = Mapping[int, tuple[int, int]]
+"""First node of a loop -> the output, an integer of 4 or 8 bytes, and the value at which the loop ends."""
+NO_STOPS: Final[Stops] = MappingProxyType({})
+
+
+def plan_of(graph: CellGraph, types: Mapping[TypeId, PlannedType], stops: Stops = NO_STOPS) -> RequestPlan:
+    """Return the plan of a whole request. types: all that it uses. The graph has nodes, no regions and no memories.
+
+    stops: of its open-ended runs. Of these, other nodes read the end alone.
+    """
     used = {int(kind) for block in graph.blocks for kind in np.unique(block.types)}
     used.update(int(run.type_id) for run in graph.runs)
     mine = {kind: types[TypeId(kind)] for kind in used}
@@ -113,6 +125,9 @@ def plan_of(graph: CellGraph, types: Mapping[TypeId, PlannedType]) -> RequestPla
                 sources[k, first:end], outputs[k, first:end] = given
         for k, (node, output) in enumerate(run.init, start=len(run.sequences)):
             sources[k, first], outputs[k, first] = node, output
+    until = np.full((count, 2), NONE, np.int64)
+    for first, stop in stops.items():
+        until[first] = stop
     wanted = np.zeros((count, num_outputs), np.bool_)
     for fetch in graph.fetches:
         wanted[fetch.nodes, fetch.output] = True
@@ -123,7 +138,9 @@ def plan_of(graph: CellGraph, types: Mapping[TypeId, PlannedType]) -> RequestPla
         feeds.append((num_bytes, size * host.count))
         num_bytes += aligned(size * host.count)
 
-    image, answers, counts, ends = _laid_out(nodes, sources, outputs, data, num_bytes, wanted, kinds)
+    image, answers, lengths, counts, ends = _laid_out(
+        nodes, sources, outputs, data, num_bytes, wanted, kinds, until
+    )  # fmt: skip
     data_at, rows_at, end, answer_bytes = ends.tolist()
     counted = counts.tolist()
     return RequestPlan(
@@ -136,6 +153,7 @@ def plan_of(graph: CellGraph, types: Mapping[TypeId, PlannedType]) -> RequestPla
         tuple([(number, one[_READY]) for number, one in enumerate(counted) if one[_READY]]),
         frozenset([number for number, one in enumerate(counted) if one[_AGAIN]]),
         answers,
+        lengths,
         count,
     )
 
@@ -169,13 +187,15 @@ def _place(
 
 @compiled
 def _laid_out(
-    nodes: Ints, sources: Ints, outputs: Ints, data: Ints, data_bytes: int, wanted: NDArray[np.bool_], kinds: Ints
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the image, [nodes, outputs] the places of results, what is counted by type, and four ends.
+    nodes: Ints, sources: Ints, outputs: Ints, data: Ints, data_bytes: int, wanted: NDArray[np.bool_], kinds: Ints,
+    until: Ints,
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:  # fmt: skip
+    """Return the image, the places of results and of the numbers of steps, what is counted by type, and four ends.
 
     nodes, kinds: see the columns above. sources, outputs: [inputs, nodes] what each input reads; at a run's first node
     also its initial state. data: [inputs, nodes] the byte of the data, from the first. wanted: [nodes, outputs] whether
-    the host wants it. The ends: the bytes at which the data and the rows begin and the rows end; of the results.
+    the host wants it. until: [nodes, 2] at a loop's first node, the output and the value at which it ends. The ends:
+    the bytes at which the data and the rows begin and the rows end; of the results.
     """
     num_nodes, num_outputs = wanted.shape
     counts = np.zeros((len(kinds), 3), np.int64)
@@ -244,6 +264,12 @@ def _laid_out(
                     states[node, output] = row_bytes
                     row_bytes += _up(size)
 
+    lengths = np.full(num_nodes, NONE)
+    for node in range(num_nodes):
+        if until[node, 0] != NONE:
+            lengths[node] = _up(answer_bytes)
+            answer_bytes = lengths[node] + 8
+
     # Sequences without a stride are listed.
     listed = np.zeros((len(sources), num_nodes), np.bool_)
     num_listed = 0
@@ -285,7 +311,8 @@ def _laid_out(
         at = entry[node]
         image[at + _E_TYPE], image[at + _E_MISSING], image[at + _E_STEPS] = kind, missing[node], steps
         image[at + _E_HOME], image[at + _E_READERS] = at, first_reader[node]
-        image[at + _E_NUM_READERS] = num_readers[node]
+        image[at + _E_NUM_READERS], image[at + _E_LENGTH] = num_readers[node], lengths[node]
+        image[at + _E_UNTIL], image[at + _E_VALUE] = until[node]
         if missing[node] == 0:
             image[next_ready] = at
             next_ready += 1
@@ -327,4 +354,4 @@ def _laid_out(
             image[at + _O_ANSWER_STRIDE] = size if every else AT_END
             at += _OUTPUT_WORDS
     ends = np.array([data_at, rows_at, rows_at + row_bytes, answer_bytes])
-    return image, answers, counts, ends
+    return image, answers, lengths, counts, ends

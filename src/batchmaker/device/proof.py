@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, final
 
@@ -15,7 +15,8 @@ from torch import Tensor
 from batchmaker.arrays import Ints
 from batchmaker.compile.export import torch_dtype
 from batchmaker.device.core import DeviceCore
-from batchmaker.device.plan import PlannedType, plan_of
+from batchmaker.device.layout import NONE
+from batchmaker.device.plan import NO_STOPS, PlannedType, RequestPlan, Stops, plan_of
 from batchmaker.errors import DeviceError
 from batchmaker.executor.cuda.device import Device
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, NodeBlock, Run
@@ -51,12 +52,19 @@ class TriedCell:
     num_sequences: int | None
 
 
-def random_graph(tried: Sequence[TriedCell], rng: np.random.Generator, num_parts: int) -> CellGraph:
-    """Return a graph of single nodes, maps and runs that read each other's values, or data, or zeros."""
+def random_graph(
+    tried: Sequence[TriedCell], rng: np.random.Generator, num_parts: int
+) -> tuple[CellGraph, dict[int, tuple[int, int]]]:
+    """Return a graph of single nodes, maps and runs that read each other's values, or data, or zeros; and its stops.
+
+    Some runs may end where an output is one of its first whole numbers.
+    """
+    stops: dict[int, tuple[int, int]] = {}
     blocks: list[NodeBlock] = []
     runs: list[Run] = []
     hosts: list[HostInput] = []
-    outputs: list[tuple[Ints, int, ValueSpec]] = []  # nodes of one part, output
+    outputs: list[tuple[Ints, int, ValueSpec]] = []  # nodes of one part that others may read, output
+    whole: list[tuple[Ints, int]] = []
     num_nodes = 0
 
     def given(kind: TriedCell, port: int, nodes: Ints) -> None:
@@ -90,7 +98,16 @@ def random_graph(tried: Sequence[TriedCell], rng: np.random.Generator, num_parts
                 else:
                     given(kind, port, nodes[:1])
                     init.append((HOST, 0))
-            runs.append(Run(cell.type_id, first, length, tuple(sequences), tuple(init)))
+            ends = [output for output, spec in enumerate(cell.outputs) if can_end(spec)]
+            if ends and rng.random() < 0.6:
+                stops[first] = (int(rng.choice(ends)), int(rng.integers(4)))
+            open_ended = first in stops
+            runs.append(Run(cell.type_id, first, length, tuple(sequences), tuple(init), open_ended))
+            if open_ended:  # others read its end alone
+                outputs += [(nodes[-1:], output, spec) for output, spec in enumerate(cell.outputs)]
+                whole += [(nodes, output) for output in range(len(cell.outputs))]
+                num_nodes += length
+                continue
         else:
             count = int(rng.integers(1, 4))
             nodes = np.arange(first, first + count)
@@ -105,8 +122,14 @@ def random_graph(tried: Sequence[TriedCell], rng: np.random.Generator, num_parts
             blocks.append(NodeBlock(first, np.full(count, cell.type_id, np.int16), sources, of))
         num_nodes += len(nodes)
         outputs += [(nodes, output, spec) for output, spec in enumerate(cell.outputs)]
-    fetches = [Fetch(_fetched(nodes, rng), output) for nodes, output, _ in outputs if rng.random() < 0.7]
-    return CellGraph(0, num_nodes, blocks, runs, hosts, fetches or [Fetch(outputs[-1][0], outputs[-1][1])])
+        whole += [(nodes, output) for output in range(len(cell.outputs))]
+    fetches = [Fetch(_fetched(nodes, rng), output) for nodes, output in whole if rng.random() < 0.7]
+    return CellGraph(0, num_nodes, blocks, runs, hosts, fetches or [Fetch(*whole[-1])]), stops
+
+
+def can_end(spec: ValueSpec) -> bool:
+    """Whether a device can end a loop at a value of this output."""
+    return spec.shape == () and spec.dtype in ("int32", "int64")
 
 
 def _sequence(nodes: Ints, length: int, rng: np.random.Generator) -> Ints:
@@ -133,17 +156,27 @@ def _data(kind: TriedCell, port: int, count: int, rng: np.random.Generator) -> A
 
 
 def computed_plainly(
-    graph: CellGraph, tried: Mapping[TypeId, TriedCell], device: Device
-) -> dict[tuple[int, int], Tensor]:
-    """Return every output of every node, computed one node after the other."""
+    graph: CellGraph, tried: Mapping[TypeId, TriedCell], device: Device, stops: Stops = NO_STOPS
+) -> tuple[dict[tuple[int, int], Tensor], dict[int, int]]:
+    """Return every output of every node, computed one node after the other, and how many steps each loop has.
+
+    The end of a loop has the number of its last possible node.
+    """
+    lengths: dict[int, int] = {}
 
     def work() -> tuple[Tensor, ...]:
         for part in graph.parts:
             for node, type_id in _types_of(part):
                 kind, place = tried[type_id], node - part.first
                 rows = [_row(part, place, port, kind) for port in range(len(kind.cell.inputs))]
-                for output, value in enumerate(kind.bound.call(tuple(rows))):
-                    values[node, output] = value
+                made = kind.bound.call(tuple(rows))
+                values.update({(node, output): value for output, value in enumerate(made)})
+                stop = stops.get(part.first)
+                if isinstance(part, Run) and stop is not None:
+                    lengths[part.first] = place + 1
+                    if int(made[stop[0]]) == stop[1]:
+                        values.update({(part.last, output): value for output, value in enumerate(made)})
+                        break
         return tuple(value.cpu() for value in values.values())
 
     def _row(part: NodeBlock | Run, place: int, port: int, kind: TriedCell) -> Tensor:
@@ -172,7 +205,19 @@ def computed_plainly(
         for i in range(host.count)
     }
     found = device.compute_waiting(work)
-    return dict(zip(values, found, strict=True))
+    return dict(zip(values, found, strict=True)), lengths
+
+
+def results_of(graph: CellGraph, plan: RequestPlan, lengths: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
+    """Yield each value that a request fetches: the node, the output, and the byte of the results."""
+    ends = {run.first: run.first + lengths[run.first] for run in graph.runs if run.open_ended}
+    first_of = {node: run.first for run in graph.runs if run.open_ended for node in range(run.first, run.last + 1)}
+    for fetch in graph.fetches:
+        for node in fetch.nodes.tolist():
+            first = first_of.get(node, node)
+            is_step = plan.answers[first, fetch.output] != NONE
+            if first not in ends or not is_step or node < ends[first]:
+                yield node, fetch.output, int(plan.answers[node, fetch.output])
 
 
 def bytes_of(graph: CellGraph) -> list[NDArray[np.uint8]]:
@@ -196,8 +241,8 @@ def prove(
     rng = np.random.default_rng(seed)
     kinds = {one.cell.type_id: one for one in tried}
     graphs = [random_graph(tried, rng, int(rng.integers(1, 7))) for _ in range(num_requests)]
-    plans = [plan_of(graph, planned) for graph in graphs]
-    wanted = [computed_plainly(graph, kinds, core.device) for graph in graphs]
+    plans = [plan_of(graph, planned, stops) for graph, stops in graphs]
+    wanted = [computed_plainly(graph, kinds, core.device, stops) for graph, stops in graphs]
     slots: dict[int, int] = {}
     cancelled: set[int] = set()
     said, given, until_s = "", 0, time.monotonic() + _PATIENCE_S
@@ -205,14 +250,14 @@ def prove(
         for slot in core.poll().ended:
             number = slots.pop(slot)
             if number not in cancelled:
-                answers, graph = plans[number].answers, graphs[number]
-                said = said or _differs(core.answer(slot), answers, graph, kinds, wanted[number], tf32=tf32)
+                graph, plan = graphs[number][0], plans[number]
+                said = said or _differs(core.answer(slot), plan, graph, kinds, *wanted[number], tf32=tf32)
             core.release(slot)
         for slot, number in slots.items():
             if number % 7 == 6 and number not in cancelled and core.cancel(slot):
                 cancelled.add(number)
         while given < num_requests:
-            entered = core.add(plans[given], bytes_of(graphs[given]))
+            entered = core.add(plans[given], bytes_of(graphs[given][0]))
             if entered is None:
                 break
             slots[entered] = given
@@ -226,19 +271,26 @@ def prove(
 
 
 def _differs(
-    memory: NDArray[np.uint8], answers: Ints, graph: CellGraph, kinds: Mapping[TypeId, TriedCell],
-    wanted: Mapping[tuple[int, int], Tensor], *, tf32: bool,
+    memory: NDArray[np.uint8], plan: RequestPlan, graph: CellGraph, kinds: Mapping[TypeId, TriedCell],
+    wanted: Mapping[tuple[int, int], Tensor], lengths: Mapping[int, int], *, tf32: bool,
 ) -> str:  # fmt: skip
     """Return what differs first in the results of a request; "" if nothing does."""
     cells = {node: kind for part in graph.parts for node, kind in _types_of(part)}
-    for fetch in graph.fetches:
-        for node in fetch.nodes.tolist():
-            want, at = wanted[node, fetch.output][0], int(answers[node, fetch.output])
-            got = torch.from_numpy(memory[at : at + want.nbytes].copy()).view(want.dtype).view(want.shape)
-            if not _alike(got, want, tf32):
-                cell = kinds[cells[node]].cell
-                return f"output {fetch.output} of cell {cell.name!r} differs from plain torch"
+    for node, output, at in results_of(graph, plan, lengths):
+        want = wanted[node, output][0]
+        got = torch.from_numpy(memory[at : at + want.nbytes].copy()).view(want.dtype).view(want.shape)
+        if not _alike(got, want, tf32):
+            return f"output {output} of cell {kinds[cells[node]].cell.name!r} differs from plain torch"
+    for first, length in lengths.items():
+        if num_steps(memory, plan, first) != length:
+            return f"the number of steps of a loop of cell {kinds[cells[first]].cell.name!r} differs"
     return ""
+
+
+def num_steps(memory: NDArray[np.uint8], plan: RequestPlan, first: int) -> int:
+    """Return how many steps a loop had that ends at a value. memory: the results. first: its first node."""
+    at = int(plan.lengths[first])
+    return int(memory[at : at + 8].view(np.int64)[0])
 
 
 def _types_of(part: NodeBlock | Run) -> list[tuple[int, TypeId]]:

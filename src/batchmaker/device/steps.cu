@@ -106,6 +106,12 @@ extern "C" __global__ void gather(const i64* core, i64 type, const i64* columns)
   copy_row((char*)columns[2 * k] + row * size, from, size);
 }
 
+// A row of an output that is a whole number of 4 or 8 bytes.
+static __device__ i64 whole_number(const i64* columns, i64 output, i64 row) {
+  const char* at = (const char*)columns[2 * output] + row * columns[2 * output + 1];
+  return columns[2 * output + 1] == 4 ? *(const int*)at : *(const i64*)at;
+}
+
 // One block for each row. Writes the outputs where they are wanted. A run that has more steps is ready again; otherwise
 // the entry is done, also if its request is cancelled: its readers may be ready, and its request may have ended.
 extern "C" __global__ void finish(const i64* core, i64 type, const i64* columns, i64 inputs, i64 outputs) {
@@ -115,7 +121,9 @@ extern "C" __global__ void finish(const i64* core, i64 type, const i64* columns,
   i64* request = entry - entry[ENTRY_HOME];
   const i64 step = entry[ENTRY_STEP];
   const bool cancelled = request[REQUEST_CANCELLED];
-  const bool ends = cancelled || step + 1 >= entry[ENTRY_STEPS];
+  const i64 until = entry[ENTRY_UNTIL];
+  const bool ends = cancelled || step + 1 >= entry[ENTRY_STEPS] ||
+                    (until != NONE && whole_number(columns, until, row) == entry[ENTRY_VALUE]);
   for (i64 k = 0; k < outputs && !cancelled; ++k) {
     const i64* output = entry + ENTRY_WORDS + inputs * INPUT_WORDS + k * OUTPUT_WORDS;
     const i64 size = columns[2 * k + 1];
@@ -139,7 +147,10 @@ extern "C" __global__ void finish(const i64* core, i64 type, const i64* columns,
     i64* reader = request + request[entry[ENTRY_READERS] + i];
     if (add(&reader[ENTRY_MISSING], -1) == 1) push(core, reader, false);
   }
-  if (threadIdx.x != 0 || add(&request[REQUEST_LEFT], -1) != 1) return;
+  if (threadIdx.x != 0) return;
+  if (!cancelled && entry[ENTRY_LENGTH] != NONE)
+    *(i64*)((char*)request[REQUEST_ANSWER] + entry[ENTRY_LENGTH]) = step + 1;
+  if (add(&request[REQUEST_LEFT], -1) != 1) return;
   const i64 n = add((i64*)core[CORE_BOARD] + BOARD_ENDED, 1);
   ((i64*)core[CORE_FINISHED])[n % core[CORE_NUM_SLOTS]] = request[REQUEST_SLOT];
 }

@@ -10,7 +10,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
@@ -23,9 +23,10 @@ from batchmaker.clock import Clock
 from batchmaker.compile.export import torch_dtype
 from batchmaker.compile.run_form import RunForm
 from batchmaker.device.core import DeviceCore, Reported
+from batchmaker.device.layout import NONE
 from batchmaker.device.memory import Sizes
 from batchmaker.device.plan import PlannedType, RequestPlan, plan_of, row_bytes
-from batchmaker.device.proof import TriedCell, prove
+from batchmaker.device.proof import TriedCell, can_end, num_steps, prove
 from batchmaker.engine.driver import blamed
 from batchmaker.engine.request import InFlight, Settled, Ticket
 from batchmaker.engine.stats import DriverStats
@@ -38,6 +39,7 @@ from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import Value
 from batchmaker.model.registry import CellRegistry
+from batchmaker.model.scope import OpenLoop
 from batchmaker.model.structure import Handle
 from batchmaker.model.unfolding import Unfolding
 from batchmaker.policies.base import CellPolicy
@@ -143,8 +145,8 @@ class DeviceDriver:
             return None
         return RunForm(
             "scheduled by the GPU itself",
-            "the host schedules requests that wait for values, stream a sequence, are chunks, have a priority, or loop "
-            "until a value",
+            "the host schedules requests that wait for values or decide by them, stream a sequence, are chunks, have a "
+            "priority, or loop until anything but one integer",
         )
 
     def why_not(self, type_id: TypeId) -> str:
@@ -210,14 +212,13 @@ class DeviceDriver:
             or ticket.chunk is not None
             or ticket.priority != 0
             or unfolding.decided is not None
-            or unfolding.loops
             or graph.region is not None
             or graph.memories
             or graph.first
             or graph.num_nodes == 0
         ):
             return False
-        plan = self._plan(graph)
+        plan = self._plan(graph, unfolding.loops)
         if plan is None:
             return False
         try:
@@ -231,8 +232,8 @@ class DeviceDriver:
             heapq.heappush(self._due, (ticket.deadline_s, ticket.request_id))
         return True
 
-    def _plan(self, graph: CellGraph) -> RequestPlan | None:
-        """Return the plan of a graph; None if a core cannot run it."""
+    def _plan(self, graph: CellGraph, loops: Mapping[int, OpenLoop]) -> RequestPlan | None:
+        """Return the plan of a graph; None if a core cannot run it. loops: those that end at a value."""
         known = self._plans.get(id(graph))
         if known is not None:
             return known[1]
@@ -240,7 +241,10 @@ class DeviceDriver:
         types.update(int(run.type_id) for run in graph.runs)
         if not all(self._takes(TypeId(kind)) for kind in types):
             return None
-        plan = plan_of(graph, self._places[0].planned)
+        stops = self._stops(graph, loops)
+        if stops is None:
+            return None
+        plan = plan_of(graph, self._places[0].planned, stops)
         if said := self._places[0].core.too_large(plan):
             _LOG.info("a request is not scheduled by the GPU: %s", said)
             return None
@@ -249,6 +253,17 @@ class DeviceDriver:
                 self._plans.clear()
             self._plans[id(graph)] = (graph, plan)
         return plan
+
+    def _stops(self, graph: CellGraph, loops: Mapping[int, OpenLoop]) -> dict[int, tuple[int, int]] | None:
+        """Return where the loops of a graph end; None if a device cannot see it."""
+        found: dict[int, tuple[int, int]] = {}
+        for run in graph.runs:
+            if run.open_ended:
+                (output, until), *others = loops[run.first].conditions
+                if others or type(until) is not int or not can_end(self._registry.types[run.type_id].outputs[output]):
+                    return None
+                found[run.first] = (output, until)
+        return found
 
     def _values(self, request: InFlight, graph: CellGraph) -> list[NDArray[np.uint8]]:
         """Return the bytes of each host input of a request."""
@@ -315,9 +330,12 @@ class DeviceDriver:
         """Return the outcomes of ended requests with one unfolding."""
         try:
             unfolding = members[0][1].unfolding
+            first_of = {loop.last: loop.first for loop in unfolding.loops.values()}
             results = unfolding.results(
                 len(members),
-                lambda handle: [_value(handle, place.core.answer(slot), place.plans[slot]) for slot, _ in members],
+                lambda handle: [
+                    _value(handle, place.core.answer(slot), place.plans[slot], first_of) for slot, _ in members
+                ],
             )
         except RAISED_BY_USERS as error:  # a class of the user in the result
             if len(members) == 1:
@@ -417,15 +435,24 @@ def _bytes(values: Any, count: int, spec: ValueSpec) -> NDArray[np.uint8]:
     return rows.view(-1).view(torch.uint8).numpy()
 
 
-def _value(handle: Handle, memory: NDArray[np.uint8], plan: RequestPlan) -> Any:
-    """Return what a handle stands for, in memory of its own: a tensor, or a Python number where it is a single one."""
+def _value(handle: Handle, memory: NDArray[np.uint8], plan: RequestPlan, first_of: Mapping[int, int]) -> Any:
+    """Return what a handle stands for, in memory of its own: a tensor, or a Python number where it is a single one.
+
+    first_of: the last possible node of a loop that ends at a value -> its first node.
+    """
     spec = handle.spec
     size, dtype = row_bytes(spec), torch_dtype(spec.dtype)
     if isinstance(handle, Value):
-        at = int(plan.answers[handle.node, handle.output])
+        node = handle.node
+        if handle.ends_open_loop and plan.answers[first := first_of[node], handle.output] != NONE:
+            node = first + num_steps(memory, plan, first) - 1
+        at = int(plan.answers[node, handle.output])
         value = _tensor(memory[at : at + size], dtype).view(spec.shape)
         return value if spec.shape else value.item()
-    places = plan.answers[handle.nodes, handle.output]
+    nodes = handle.nodes
+    if handle.open_ended:
+        nodes = nodes[: num_steps(memory, plan, int(nodes[0]))]
+    places = plan.answers[nodes, handle.output]
     if len(places) == 0:
         return torch.empty((0, *spec.shape), dtype=dtype)
     if bool((np.diff(places) == size).all()):
