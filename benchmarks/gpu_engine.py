@@ -33,7 +33,8 @@ DEVICE: Final = "cuda:0"
 POLICY: Final = "cellular"
 """An engine's own on GPUs."""
 POLICIES: Final = (POLICY, "cellular:max_steps=5", "auto")
-"""And BatchMaker's rule for the steps of a task, and the policy that is an engine's own elsewhere."""
+"""With the first the GPU schedules itself, with the others the host does: BatchMaker's rule for the steps of a task,
+and the policy that is an engine's own elsewhere."""
 DEADLINES: Final = (("lstm", "float16", 5000, 20.0), ("seq2seq", "float32", 2000, 60.0))
 """Model, dtype, requests a second, and the deadline in ms."""
 WITH_DEADLINES: Final = ("auto", "lazy:max_steps=5", POLICY)

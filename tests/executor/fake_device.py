@@ -12,8 +12,9 @@ import threading
 import weakref
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.errors import DeviceError
 from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError, DeviceLostError, RecurrentKernel
 from batchmaker.kernels.fallback import SteppedLayer
 from batchmaker.kernels.layer import CallBuffers, LayerWeights
+
+Compiler = Callable[[str, Sequence[str]], Sequence[Callable[..., None]]]
 
 
 class Memory:
@@ -63,13 +67,14 @@ class FakeDevice:
 
     seed: of these sizes. background: a thread advances it, as a GPU works on its own. records: whether it can record.
     at_once: from how many steps on recurrent layers run in one launch, which plain operations stand for; None: never.
+    compiler: makes functions of kernels, called with the grid and the arguments.
     """
 
     torch_device = torch.device("cpu")
 
     def __init__(
         self, name: str = "fake", *, seed: int = 0, background: bool = False, records: bool = True,
-        at_once: int | None = None,
+        at_once: int | None = None, compiler: Compiler | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.lost: str | None = None
@@ -77,6 +82,7 @@ class FakeDevice:
         self.num_recorded = 0
         self.num_recurrent = 0
         self.at_once = at_once
+        self.compiler = compiler
         self.num_launched = 0
         self.num_rows_copied = 0
         self.num_uploads = 0
@@ -217,6 +223,16 @@ class FakeDevice:
                 self._note(counter, number)
 
         self._submit(work)
+
+    def kernels(self, source: str, names: Sequence[str]) -> Sequence[Callable[..., None]]:
+        self.check()
+        if self.compiler is None:
+            raise DeviceError("this device compiles no kernels")
+
+        def launch(kernel: Callable[..., None], grid: tuple[int, ...], *numbers: int) -> None:
+            self._submit(partial(kernel, grid, *numbers))
+
+        return [partial(launch, kernel) for kernel in self.compiler(source, names)]
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         self.check()

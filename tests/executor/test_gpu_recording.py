@@ -86,7 +86,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", cuda.end_pool, raising=False)
     monkeypatch.setattr(module, "found_device", lambda number: SimpleNamespace(arch="sm_90"))
-    monkeypatch.setattr(module, "_kernels", lambda number, arch: (None, None))
+    monkeypatch.setattr(module, "_loaded", lambda number, arch, source, names: (None, None))
     monkeypatch.setattr(module, "_core", lambda: SimpleNamespace(Stream=SimpleNamespace(from_handle=lambda handle: 0)))
     monkeypatch.setattr(module, "_driver", lambda: SimpleNamespace(cuMemcpyHtoDAsync=cuda.copy))
     return cuda

@@ -13,7 +13,7 @@ from torch import Tensor
 from batchmaker.clock import Clock
 from batchmaker.compile.export import torch_dtype
 from batchmaker.engine.arrivals import Arrivals
-from batchmaker.engine.driver import at_fault, blamed, error_of
+from batchmaker.engine.driver import OnDevice, at_fault, blamed, error_of
 from batchmaker.engine.observers import Onlooker, call_quietly
 from batchmaker.engine.open_sequences import Sequences
 from batchmaker.engine.request import GoOn, InFlight, Reset, Settled, TakeState, Ticket
@@ -49,6 +49,7 @@ from batchmaker.scheduler.commands import (
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
     Event,
+    RequestArrived,
     RequestCancelled,
     RequestFailed,
     RequestId,
@@ -69,6 +70,9 @@ MOST_UNKNOWN: Final = 16
 @final
 class CellDriver:
     """Unfolds requests, gives events to the scheduler and carries out its commands.
+
+    on_device: takes the requests that a device can schedule itself, so that the scheduler never hears of them; None if
+    no device can.
 
     models: for each model, by number, what gives its cells their types: the registry, with the prefix of its names.
     max_nodes: the most nodes of one request. sequences: the open sequences, whose chunks it runs. proven: see
@@ -105,6 +109,7 @@ class CellDriver:
         self._unfolder = Unfolder(registry, models, self._arrivals, clock, max_nodes, self.stats)
         self._counts = StepCounts(self.stats, scheduler.owners)
         self._record: Onlooker[[Sequence[Event], Sequence[Command]]] | None = None
+        self.on_device: OnDevice | None = None
 
     @property
     def observer(self) -> Callable[[StepSeen], None] | None:
@@ -139,6 +144,8 @@ class CellDriver:
     def start(self, notify: Callable[[], None], settle: Callable[[Sequence[Settled]], None]) -> None:
         """See Driver.start. Chunks that fail while they wait are settled with `settle`, too."""
         self._settle = self.sequences.settle = settle
+        if self.on_device is not None:
+            self.on_device.settle = settle
         self._executor.start(notify)
 
     @property
@@ -153,10 +160,14 @@ class CellDriver:
     def materialise(self) -> None:
         """Let the executor prepare every known cell. Nothing may be in flight."""
         self._executor.materialise(self._registry.num_step_inputs)
+        if self.on_device is not None:
+            self.on_device.materialise()
 
     @property
     def wants_requests(self) -> bool:
         """Whether fewer nodes are ready than one of the largest batches holds."""
+        if self.on_device is not None and self.on_device.is_full:
+            return False
         if not self._in_flight:
             return True
         types = self._unfolder.known
@@ -178,7 +189,8 @@ class CellDriver:
     @property
     def num_in_flight(self) -> int:
         """Number of requests in flight, with the chunks that wait for the one before them."""
-        return len(self._in_flight) + self.sequences.num_waiting
+        apart = 0 if self.on_device is None else self.on_device.num_in_flight
+        return len(self._in_flight) + self.sequences.num_waiting + apart
 
     @property
     def num_sequences(self) -> int:
@@ -188,6 +200,8 @@ class CellDriver:
     def next_wakeup_s(self) -> float | None:
         """The next deadline or end of an idle sequence, in engine seconds; None if there is none."""
         due_s, wakeup_s = self._scheduler.next_deadline_s, self.sequences.next_wakeup_s()
+        if self.on_device is not None and (there_s := self.on_device.next_wakeup_s) is not None:
+            due_s = there_s if due_s is None else min(due_s, there_s)
         return due_s if wakeup_s is None else wakeup_s if due_s is None else min(due_s, wakeup_s)
 
     def finish(self) -> None:
@@ -222,6 +236,8 @@ class CellDriver:
         if self.sequences.has_news:
             events += self._following()
         self._handle(events or [TimePassed(now_s)])
+        if self.on_device is not None:
+            self.on_device.turn()
 
     def _handle(self, events: Sequence[Event]) -> None:
         """Give events to the scheduler and carry out its commands; repeat with the events that follow from these."""
@@ -335,7 +351,11 @@ class CellDriver:
     def _begin(self, tickets: Sequence[Ticket], events: list[Event]) -> None:
         controls = [ticket for ticket in tickets if ticket.chunk is not None and ticket.chunk.control is not None]
         requests = [ticket for ticket in tickets if ticket not in controls] if controls else tickets
-        for request in self._unfolder.begin(requests, events, self._settle, len(self._in_flight)):
+        begun = self._unfolder.begin(requests, events, self._settle, len(self._in_flight))
+        if self.on_device is not None and self._record is None and (taken := self.on_device.take(begun)):
+            begun = [request for request in begun if request.ticket.request_id not in taken]
+            events[:] = [one for one in events if type(one) is not RequestArrived or one.request not in taken]
+        for request in begun:
             self._in_flight[request.ticket.request_id] = request
         for ticket in controls:
             self._control(ticket, events)
@@ -485,10 +505,14 @@ class CellDriver:
             self._handle([RequestCancelled(request_id, self._clock.now_s())])
         elif self.sequences.cancel(request_id):
             self._handle(self._following())
+        elif self.on_device is not None:
+            self.on_device.cancel(request_id)
 
     def cancel_all(self) -> None:
         """Give up every request in flight and every chunk that waits."""
         self.sequences.cancel_all()
+        if self.on_device is not None:
+            self.on_device.cancel_all()
         self._handle([RequestCancelled(request_id, self._clock.now_s()) for request_id in self._in_flight])
 
     def withdraw(self) -> list[Ticket]:
@@ -513,7 +537,8 @@ class CellDriver:
 
     def tickets(self) -> Sequence[Ticket]:
         """Return the tickets of requests in flight and of chunks that wait."""
-        return [*(request.ticket for request in self._in_flight.values()), *self.sequences.waiting]
+        apart = [] if self.on_device is None else self.on_device.tickets()
+        return [*(request.ticket for request in self._in_flight.values()), *self.sequences.waiting, *apart]
 
     # --- steps that have run, and unfold functions that wait for them ----------------------------------------------
 

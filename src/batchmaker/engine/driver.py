@@ -5,10 +5,11 @@ CellDriver does cellular batching. GraphDriver of the lab does graph batching of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol, TypeVar
 
-from batchmaker.engine.request import Settled, Ticket
+from batchmaker.compile.run_form import RunForm
+from batchmaker.engine.request import InFlight, Settled, Ticket
 from batchmaker.engine.stats import DriverStats, StepSeen
 from batchmaker.errors import (
     RAISED_BY_USERS,
@@ -23,6 +24,7 @@ from batchmaker.errors import (
     lacks_memory,
     said_by,
 )
+from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.commands import Fail, FailureKind
 from batchmaker.scheduler.events import RequestId
 
@@ -151,3 +153,56 @@ class Driver(Protocol):
 
     def stop(self) -> None:
         """End the workers once they have finished what they hold."""
+
+
+class OnDevice(Protocol):
+    """Takes requests that a device schedules itself. See `batchmaker.engine.device_driver.DeviceDriver`.
+
+    settle: answers requests.
+    """
+
+    settle: Callable[[Sequence[Settled]], None]
+
+    @property
+    def num_in_flight(self) -> int:
+        """Number of requests that were taken and are not answered."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """Whether requests wait for room."""
+        ...
+
+    @property
+    def next_wakeup_s(self) -> float | None:
+        """Engine time of the next deadline; None if there is none."""
+        ...
+
+    def tickets(self) -> list[Ticket]:
+        """Return the tickets of requests that were taken and are not answered."""
+        ...
+
+    def form_of(self, type_id: TypeId) -> RunForm | None:
+        """Return the form of a type in requests that are taken; None if the scheduler has them all."""
+        ...
+
+    def why_not(self, type_id: TypeId) -> str:
+        """Return why requests with this cell are the scheduler's; "" if they are not."""
+        ...
+
+    def materialise(self) -> None:
+        """Record all known types and prove them. Nothing has been taken yet."""
+
+    def take(self, requests: Iterable[InFlight]) -> set[RequestId]:
+        """Take the requests that a device can compute. Returns which."""
+        ...
+
+    def turn(self) -> None:
+        """Answer requests that have ended, and let others begin. Called in every turn of the engine."""
+
+    def cancel(self, request_id: RequestId) -> bool:
+        """Give a request up. False if it is not here."""
+        ...
+
+    def cancel_all(self) -> None:
+        """Give every request up."""

@@ -9,7 +9,7 @@ from typing import Final, final
 
 from batchmaker.compile.run_form import RunForm
 from batchmaker.engine.cell_driver import CellDriver
-from batchmaker.engine.driver import Driver
+from batchmaker.engine.driver import Driver, OnDevice
 from batchmaker.executor.base import RunCounts, TellsForms
 from batchmaker.graph.spec import CellType
 from batchmaker.model.registry import CellRegistry
@@ -88,13 +88,19 @@ def explained(policy: str, registry: CellRegistry, drivers: Sequence[Driver]) ->
             policy, (), "no cell has been used yet: with an example_request in the model, the start uses them all"
         )
     executors = [each.executor for each in cell_drivers if isinstance(each.executor, TellsForms)]
-    return Explanation(policy, tuple([_form(cell, registry, executors) for cell in types]))
+    return Explanation(policy, tuple([_form(cell, registry, executors, cell_drivers[0].on_device) for cell in types]))
 
 
-def _form(cell: CellType, registry: CellRegistry, executors: Sequence[TellsForms]) -> ExplainedCell:
+def _form(
+    cell: CellType, registry: CellRegistry, executors: Sequence[TellsForms], on_device: OnDevice | None
+) -> ExplainedCell:
     num_step_inputs = registry.num_step_inputs.get(cell.type_id)
     ends = frozenset(registry.ends.get(cell.type_id, ()))
     found = executors[0].run_form(cell.type_id, num_step_inputs, ends) if executors else _UNKNOWN
+    notes = registry.notes_of(cell.type_id)
+    if on_device is not None:
+        found = on_device.form_of(cell.type_id) or found
+        notes = (*notes, *filter(None, [on_device.why_not(cell.type_id)]))
     counts: list[RunCounts] = [executor.counted(cell.type_id) for executor in executors]
     return ExplainedCell(
         cell.name,
@@ -104,7 +110,7 @@ def _form(cell: CellType, registry: CellRegistry, executors: Sequence[TellsForms
         found.until,
         sum([each.in_loop for each in counts]),
         sum([each.one_by_one for each in counts]),
-        registry.notes_of(cell.type_id),
+        notes,
     )
 
 

@@ -421,6 +421,13 @@ def make_driver(
         driver.count_on(before)
     if inline is not None:
         inline.apply_stop_tests(driver.stop_tests)
+    else:
+        from batchmaker.engine.device_driver import on_devices  # as above
+
+        driver.on_device = on_devices(
+            executor, policy, registry=registry, clock=clock, stats=driver.stats, give_up_late=give_up_late,
+            tf32=tf32,
+        )  # fmt: skip
     return driver
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, final
@@ -17,6 +17,14 @@ from batchmaker.kernels.layer import CallBuffers, LayerWeights
 
 Launch = Callable[[], None]
 """Submits the recorded work once more."""
+
+
+class Kernel(Protocol):
+    """A kernel of our own, loaded on a device."""
+
+    def __call__(self, grid: tuple[int, ...], *numbers: int) -> None:
+        """Submit a launch of so many blocks. numbers: its arguments, 64 bits each; pointers as addresses."""
+
 
 HEADER_WORDS = 5
 """Number of int64 words in the header of a block: the step's number, the addresses to which the device writes the
@@ -94,6 +102,13 @@ class Device(Protocol):
     def signal(self, where: Tensor) -> None:
         """End the work of a block, see HEADER_WORDS: write the address of the next block into `where`, then the time of
         the end, and then the step's number into the counter."""
+
+    def kernels(self, source: str, names: Sequence[str]) -> Sequence[Kernel]:
+        """Compile kernels of a source in CUDA C++, or take them from a cache, and load them. DeviceError if this fails.
+
+        Each takes integers of 64 bits and pointers only, and works with any number of threads in a block.
+        """
+        ...
 
     def record(self, work: Callable[[], None]) -> Launch:
         """Record what `work` submits, to submit it again later, inside `submitting`. CannotRecordError if impossible.

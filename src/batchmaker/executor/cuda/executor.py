@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.run_form import RunForm
 from batchmaker.errors import RAISED_BY_USERS, DeviceError, OptionError
 from batchmaker.executor.base import RunCounts, StepsResult, failed_result
@@ -25,7 +26,7 @@ from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import Failures
 from batchmaker.executor.cuda.state_tables import DeviceTables
 from batchmaker.executor.cuda.step_by_step import SteppedTask, chained_positions, fill_hoisted
-from batchmaker.executor.cuda.watcher import Watcher
+from batchmaker.executor.cuda.watcher import Counting, Watcher
 from batchmaker.executor.task_loop import MAX_HOISTED_ROWS
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, RowSource, RunTask, TableId
@@ -92,7 +93,7 @@ class CudaExecutor:
         self._lost: dict[int, str] = {}
         self._notify: Callable[[], None] = lambda: None
         self._watcher: Watcher | None = None
-        self._turn = threading.RLock()  # `materialise` records in another thread: nothing may be submitted meanwhile
+        self.exclusive = threading.RLock()  # held by who submits: `materialise` records in another thread
 
     @property
     def num_workers(self) -> int:
@@ -108,6 +109,25 @@ class CudaExecutor:
     def notes(self) -> list[str]:
         """Texts for the user: which devices were lost, and which cells run without a recording, and why."""
         return [*self._lost.values(), *sorted({note for cells in self._cells for note in cells.notes})]
+
+    @property
+    def devices(self) -> list[Device]:
+        """All devices, by number."""
+        return [place.device for place in self._places]
+
+    def bound(self, number: int, type_id: TypeId) -> BoundCell:
+        """Return a cell with its weights on the device of this number."""
+        return self._cells[number].bound(type_id)
+
+    def watch(self, watched: Counting) -> None:
+        """Notify the engine when something else that a device counts has changed, too. After `start`."""
+        assert self._watcher is not None
+        self._watcher.watch(watched)
+
+    def wake(self) -> None:
+        """Look at the counters: something was submitted."""
+        if self._watcher is not None:
+            self._watcher.wake()
 
     def run_form(self, type_id: TypeId, num_step_inputs: int | None, ends: frozenset[str]) -> RunForm:
         """See TellsForms: of the first device that is not lost."""
@@ -131,7 +151,7 @@ class CudaExecutor:
     def await_materialise(self) -> None: ...  # nothing is held back on GPUs
     def materialise(self, forms: Mapping[TypeId, int]) -> None:
         """Bind and record every known cell on every device. A device that fails here counts as lost."""
-        with self._turn:
+        with self.exclusive:
             for place in self._living():
                 try:
                     for cell_type in self._types:
@@ -145,19 +165,19 @@ class CudaExecutor:
 
     def write(self, table: TableId, rows: slice | NDArray[np.int64], values: Any) -> None:
         """See Executor.write. Writes to pinned host memory, where every device reads the rows."""
-        with self._turn:
+        with self.exclusive:
             self._tables.write(table, rows, values)
 
     def put(self, table: TableId, row: int, value: Tensor) -> None:
         """See Executor.put. The value is on the first living device afterwards; others get it when they need it."""
-        with self._turn:
+        with self.exclusive:
             if not (living := self._living()):
                 raise DeviceError("every device has been lost")
             self._tables.put(table, row, value, living[0])
 
     def read(self, table: TableId, row: int) -> Any:
         """See Executor.read. Waits for the device that has the row. DeviceError if only a lost device had it."""
-        with self._turn:
+        with self.exclusive:
             try:
                 value = self._tables.read(table, row)
             except DeviceLostError as error:
@@ -167,14 +187,13 @@ class CudaExecutor:
 
     def submit(self, task: RunTask) -> None:
         """See Executor.submit. Launches all steps now; `poll` reports what goes wrong."""
-        with self._turn:
+        with self.exclusive:
             self._submit(task)
-        if self._watcher is not None:
-            self._watcher.wake()
+        self.wake()
 
     def poll(self) -> list[StepsResult]:
         """Return finished steps. If none of a device's steps has finished, ask the device whether it has failed."""
-        with self._turn:
+        with self.exclusive:
             return self._poll()
 
     def stop(self) -> None:

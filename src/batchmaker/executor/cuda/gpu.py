@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from importlib import resources
 from typing import Any, final
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.errors import RAISED_BY_USERS, DeviceError
-from batchmaker.executor.cuda.device import CannotRecordError, Device, DeviceLostError, Launch, RecurrentKernel
+from batchmaker.executor.cuda.device import CannotRecordError, Device, DeviceLostError, Kernel, Launch, RecurrentKernel
 from batchmaker.kernels.cache import CacheDirectory, default_directory
 from batchmaker.kernels.found import found_device
 from batchmaker.kernels.launch import CudaLayers
@@ -44,8 +45,9 @@ class Gpu:
         self._graph_memory = torch.cuda.graph_pool_handle()
         self._recording = False
         self._broken: list[torch.cuda.CUDAGraph] = []
+        rows = resources.files("batchmaker.executor.cuda").joinpath("rows.cu").read_text()
         with torch.cuda.device(number):
-            self._move_rows, self._signal = _kernels(number, found.arch)
+            self._move_rows, self._signal = _loaded(number, found.arch, rows, ("move_rows", "signal_end"))
         self._found = found
         self._layers: CudaLayers | None = None
         self._launch_on = _core().Stream.from_handle(self._stream.cuda_stream)
@@ -94,6 +96,17 @@ class Gpu:
     def signal(self, where: Tensor) -> None:
         """See Device.signal. One launch of our kernel, which writes to pinned host memory."""
         self._launch(self._signal, (1,), np.int64(where.data_ptr()))
+
+    def kernels(self, source: str, names: Sequence[str]) -> Sequence[Kernel]:
+        """See Device.kernels."""
+        number = self.torch_device.index
+        with self._working():
+            loaded = _loaded(number, self._found.arch, source, names)
+
+        def launch(kernel: Any, grid: tuple[int, ...], *numbers: int) -> None:
+            self._launch(kernel, grid, *map(np.int64, numbers))
+
+        return [partial(launch, kernel) for kernel in loaded]
 
     def record(self, work: Callable[[], None]) -> Launch:
         """See Device.record. The recording is a CUDA graph.
@@ -276,17 +289,15 @@ def _let_round(products: bool, convolutions: bool) -> None:
     torch.backends.cudnn.allow_tf32 = convolutions
 
 
-def _kernels(number: int, arch: str) -> tuple[Any, Any]:
-    """Compile the kernels of rows.cu, or take them from the cache on disk, and load them on a device."""
-    source = resources.files("batchmaker.executor.cuda").joinpath("rows.cu").read_text()
+def _loaded(number: int, arch: str, source: str, names: Sequence[str]) -> list[Any]:
+    """Compile kernels of a source, or take them from the cache on disk, and load them on a device."""
     compiler = CachedCompiler(Nvrtc(), CacheDirectory(default_directory()))
-    compiled = [compiler.compile(source, name, arch) for name in ("move_rows", "signal_end")]
+    compiled = [compiler.compile(source, name, arch) for name in names]
     try:
         _core().Device(number).set_current()
-        move_rows, signal = (_core().ObjectCode.from_cubin(one.cubin).get_kernel(one.symbol) for one in compiled)
+        return [_core().ObjectCode.from_cubin(one.cubin).get_kernel(one.symbol) for one in compiled]
     except Exception as error:  # the classes of errors of cuda.core are not public
         raise DeviceError(f"GPU {number}: kernels for {arch} do not load: {error}") from error
-    return move_rows, signal
 
 
 def _core() -> Any:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import final
-
-from batchmaker.executor.cuda.place import Place
+from typing import Protocol, final
 
 LOOK_EVERY_S = 50e-6
 """Seconds between two looks at the counters."""
 CHECK_EVERY_S = 1.0
 """Seconds. If a device has work but finishes nothing for this long, it is asked whether it has failed."""
+
+
+class Counting(Protocol):
+    """Something with a counter that a device sets: numbers of the last work submitted and finished."""
+
+    num_submitted: int
+
+    @property
+    def num_finished(self) -> int: ...
 
 
 @final
@@ -22,8 +29,8 @@ class Watcher:
     notify: called when a counter has changed, and every CHECK_EVERY_S while none changes.
     """
 
-    def __init__(self, places: Sequence[Place], notify: Callable[[], None]) -> None:
-        self._places = places
+    def __init__(self, places: Sequence[Counting], notify: Callable[[], None]) -> None:
+        self._places = list(places)
         self._notify = notify
         self._busy = threading.Event()
         self._over = False
@@ -33,6 +40,11 @@ class Watcher:
     def wake(self) -> None:
         """Note that something was submitted."""
         self._busy.set()
+
+    def watch(self, watched: Counting) -> None:
+        """Look at another counter, too."""
+        # Race: the thread reads the list at each look, and sees the new one in one of the next.
+        self._places = [*self._places, watched]
 
     def stop(self) -> None:
         """End the thread."""
@@ -52,8 +64,9 @@ class Watcher:
             # Race: another thread submits work and then calls `wake`. Clear first, then look: work that the look misses
             # sets the event after the clear.
             self._busy.clear()
-            now = [place.num_finished for place in self._places]
-            if any(done < place.num_submitted for done, place in zip(now, self._places, strict=True)):
+            places = self._places
+            now = [place.num_finished for place in places]
+            if any(done < place.num_submitted for done, place in zip(now, places, strict=True)):
                 self._busy.set()
             if now != seen or time.monotonic() - heard_s > CHECK_EVERY_S:
                 seen, heard_s = now, time.monotonic()
