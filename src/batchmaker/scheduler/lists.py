@@ -1,0 +1,43 @@
+"""Lists of words in one table, for compiled loops: what loops collect, until a segment makes a sequence of it.
+
+lists: [LIST_FIELDS, room] a word and the place of the next one, or NOWHERE. Place 0 is no word: there are how many places
+have been used, and the first free one, or NOWHERE.
+"""
+
+from __future__ import annotations
+
+from batchmaker.arrays import Ints
+from batchmaker.compiled import compiled_within, number
+from batchmaker.scheduler.layout import NOWHERE
+
+IN_LIST, NEXT_IN_LIST, LIST_FIELDS = map(number, range(3))
+_HEADER = number(0)
+
+
+@compiled_within
+def add_to_list(lists: Ints, heap: Ints, head: int, word: int) -> None:
+    """Put a word at the end of a list. head: where in the heap the list's first place is, and behind it its last."""
+    place = lists[NEXT_IN_LIST, _HEADER]
+    if place != NOWHERE:
+        lists[NEXT_IN_LIST, _HEADER] = lists[NEXT_IN_LIST, place]
+    else:
+        place = lists[IN_LIST, _HEADER]
+        lists[IN_LIST, _HEADER] += 1
+    lists[IN_LIST, place], lists[NEXT_IN_LIST, place] = word, NOWHERE
+    if heap[head] == NOWHERE:
+        heap[head] = place
+    else:
+        lists[NEXT_IN_LIST, heap[head + 1]] = place
+    heap[head + 1] = place
+
+
+@compiled_within
+def end_list(lists: Ints, heap: Ints, head: int) -> None:
+    """Give back the places of a list; it is empty then."""
+    place = heap[head]
+    heap[head] = NOWHERE
+    while place != NOWHERE:
+        following = lists[NEXT_IN_LIST, place]
+        lists[NEXT_IN_LIST, place] = lists[NEXT_IN_LIST, _HEADER]
+        lists[NEXT_IN_LIST, _HEADER] = place
+        place = following
