@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from checked_commands import CommandChecks
 from engine_models import assert_balanced
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -30,7 +31,7 @@ from batchmaker.errors import (
 )
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.policies.auto import AutoPolicy
-from insides import scheduler
+from insides import scheduler, schedulers
 
 EXAMPLES = int(os.environ.get("BATCHMAKER_EXAMPLES", "15"))
 PRIME = 1009
@@ -323,7 +324,9 @@ def test_random_programs_give_what_plain_python_gives(
 ) -> None:
     use = cells(Eager)
     with bm.Engine(Program(listed), policy, threads=1, workers=workers) as engine:
-        requests = []
+        requests, checks = [], [CommandChecks(core, every=1) for core in schedulers(engine)]
+        for driver, each in zip(engine.drivers, checks, strict=True):
+            driver.record = each
         for which, seed in asked:
             x = torch.randint(0, PRIME, (3, 2), generator=torch.Generator().manual_seed(seed))
             requests.append({"number": which % len(listed), "x": x})
@@ -333,6 +336,7 @@ def test_random_programs_give_what_plain_python_gives(
                 wanted = run_program(listed[request["number"]], NOW, use, request["x"])
                 assert answer.tolist() == wanted.tolist()
     assert_balanced(engine)
+    assert [wrong for each in checks for wrong in each.wrong] == []
 
 
 # --- what a loop collects, and how it ends ---------------------------------------------------------------------------
@@ -737,15 +741,14 @@ class Wrong(bm.Model):
         ("data", "returns 1 and false_fn 2"), ("pred", "one bool or integer that a cell computes"),
         ("sequence", "returns a sequence"), ("leak", "used outside it"), ("state", "keeps its structure"),
         ("changes", "changes from 0 to 1 in Python"), ("index", "one bool or integer"), ("none", "no branches"),
-        ("steps", "length"), ("inner steps", "length"),
+        ("steps", "collected by the same loop"), ("inner steps", "length of what a while_loop collects"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_an_error_that_names_the_line(what: str, said: str) -> None:
     with bm.Engine(Wrong(what), threads=1) as engine:
         with pytest.raises((ModelError, InvalidRequestError), match=said) as raised:
             engine.submit(torch.tensor([1, 2])).result(60)
-        if what not in ("steps", "inner steps"):
-            assert "test_decisions.py:" in str(raised.value)
+        assert "test_decisions.py:" in str(raised.value)
 
 
 def test_a_generator_function_is_told_to_decide_in_python() -> None:
@@ -872,19 +875,16 @@ class ReadsMemory(bm.Model):
         return bm.cond(even, lambda: self.mix(total, total), lambda: total)
 
 
-def test_a_memory_is_read_before_decisions_and_refused_inside_them() -> None:
-    x = torch.tensor([3, 4])
-    mixed = Mix()(x[None], x[None])[0]
-    total = 2 * mixed + x
-    wanted = Mix()(total[None], total[None])[0] if mixed.sum() % 2 == 0 else total
-    with bm.Engine(ReadsMemory(inside=False), threads=1) as engine:
-        for _ in range(3):
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_memory_is_read_before_decisions_and_inside_them(inside: bool) -> None:
+    with bm.Engine(ReadsMemory(inside=inside), threads=1) as engine:
+        for x in (torch.tensor([3, 4]), torch.tensor([2, 3]), torch.tensor([3, 4])):
+            mixed = Mix()(x[None], x[None])[0]
+            is_even, total = mixed.sum() % 2 == 0, 2 * mixed + x
+            wanted = (
+                (total if inside else Mix()(total[None], total[None])[0]) if is_even else mixed if inside else total
+            )
             assert engine.submit(x).result(60).tolist() == wanted.tolist()
-    with (
-        bm.Engine(ReadsMemory(inside=True), threads=1) as engine,
-        pytest.raises(ModelError, match="with a memory cannot"),
-    ):
-        engine.submit(x).result(60)
 
 
 class Changing(bm.Model):

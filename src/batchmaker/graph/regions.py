@@ -189,17 +189,22 @@ def repeats(region: Region) -> bool:
     return False
 
 
+def segments(region: Region) -> list[tuple[CellGraph, Segment]]:
+    """Return its segments and those of all regions in it, with their graphs; not that of the request's own graph."""
+    found = list[tuple[CellGraph, Segment]]()
+    for item in region.items:
+        if isinstance(item, Segment) and item.graph is not None:
+            found.append((item.graph, item))
+        branches = item.branches if isinstance(item, Choice) else (item.body,) if isinstance(item, WhileLoop) else ()
+        for branch in branches:
+            found += segments(branch.region)
+    return found
+
+
 @lru_cache(MOST_SHARED)
 def stopping_types(region: Region) -> frozenset[int]:
     """Return the types of the runs in it that a value may end."""
-    found = set[int]()
-    for item in region.items:
-        if isinstance(item, Segment) and item.graph is not None:
-            found.update(run.type_id for run in item.graph.runs if run.open_ended)
-        branches = item.branches if isinstance(item, Choice) else (item.body,) if isinstance(item, WhileLoop) else ()
-        for branch in branches:
-            found |= stopping_types(branch.region)
-    return frozenset(found)
+    return frozenset(run.type_id for graph, _ in segments(region) for run in graph.runs if run.open_ended)
 
 
 def _key(item: Item) -> object:

@@ -56,8 +56,8 @@ class Origin(Protocol):
 
 
 _LENGTH_SAID: Final = (
-    "the length of a loop with `until` is not known while unfolding; return its steps, or wait for them: `words = yield "
-    "loop.steps`"
+    "the length of a loop with `until` is not known while unfolding; return its steps, or wait for them: `words = "
+    "yield loop.steps`"
 )
 """Of sequences whose origin says nothing else as `length_said`."""
 

@@ -23,8 +23,8 @@ from batchmaker.graph.argument_errors import never_computed
 from batchmaker.graph.misuse import at_line
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.regions import (
-    ARGUMENT,
     A_LIST,
+    ARGUMENT,
     NO_SLOT,
     Choice,
     Pick,
@@ -98,6 +98,7 @@ class Decisions:
         self._wanted: list[tuple[OpenRegion, int]] = []  # their values must travel to the host
         self._rows: dict[tuple[int, ValueSpec], tuple[Any, Any, ValueSequence]] = {}  # with the data, so ids stay
         self._copies: dict[tuple[Pieces, int, int], Value] = {}
+        self._in_a_row: dict[int, tuple[ValueSequence, ValueSequence]] = {}  # by id, with the copies of the elements
         self._values: dict[Any, int | tuple[int, ...]] = {}
         self._collections: dict[Any, int] = {}
         self._kept: list[int] = []
@@ -176,7 +177,10 @@ class Decisions:
         len(sequence)
         pieces = self._pieces[sequence.of.origin]
         if not isinstance(sequence.numbers, range) or not sequence.numbers or sequence.numbers.start <= ARGUMENT:
-            (sequence,) = pieces.recorder.map(self._row_type(sequence.spec), [sequence])
+            if id(sequence) not in self._in_a_row:
+                (made,) = pieces.recorder.map(self._row_type(sequence.spec), [sequence])
+                self._in_a_row[id(sequence)] = (sequence, made)
+            sequence = self._in_a_row[id(sequence)][1]
         numbers = cast(range, sequence.numbers)
         slot = pieces.slot_of(sequence, numbers.start, len(numbers), numbers.step)
         return self._inside(home, slot), self._inside(home, home.constant(len(numbers))), numbers.step
@@ -214,7 +218,12 @@ class Decisions:
     # --- where calls go -----------------------------------------------------------------------------------------------
 
     def place(
-        self, asked: Sequence[Asked], memories: Sequence[Read] = (), *, as_nodes: bool = True, may_have_size: bool = False
+        self,
+        asked: Sequence[Asked],
+        memories: Sequence[Read] = (),
+        *,
+        as_nodes: bool = True,
+        may_have_size: bool = False,
     ) -> tuple[UnfoldingScope, list[Any], list[Any]]:
         """Return the scope of the segment that a call goes to, and the call's arguments and memories there.
 
@@ -567,10 +576,12 @@ class Decisions:
             return True
         if not (isinstance(origin, DecidedOrigin) or origin in self._pieces):
             return False
-        if origin is not self._recorder and isinstance(handle, ValueSequence) and handle.open_ended:
+        if isinstance(handle, ValueSequence) and handle.open_ended:
+            if origin is self._recorder:
+                return False
             raise ModelError(
-                "the steps of a loop with `until` that depends on a decision, or is inside one, cannot be returned; use "
-                "bm.while_loop, whose steps can"
+                "the steps of a loop with `until` that depends on a decision, or is inside one, cannot be returned; "
+                "use bm.while_loop, whose steps can"
             )
         values = [handle] if type(handle) is Value else list(handle)
         if origin is self._recorder:

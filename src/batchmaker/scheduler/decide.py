@@ -65,8 +65,8 @@ EXPORTS_AT: threes of a slot, a node and an output. SPANS_AT: threes as in `Segm
 input and a span, of which each node takes an element. MEMORIES_AT: fives of an input, the first node that reads, how
 many do (NOWHERE: all), whether they are a run, and a span.
 
-Of one with a size: SIZE_AT: the slot of its size, otherwise NOWHERE. OF_FORM: the number of its kind. ENDS_AT: threes as
-in `Segment.ends`. FORMS_AT: for each size below NUM_FORMS the form, or NOWHERE."""
+Of one with a size: SIZE_AT: the slot of its size, otherwise NOWHERE. OF_FORM: the number of its kind. ENDS_AT: threes
+as in `Segment.ends`. FORMS_AT: for each size below NUM_FORMS the form, or NOWHERE."""
 INDEX, IS_COND, BRANCHES_AT, NUM_BRANCHES, RESULTS_AT, NUM_RESULTS = map(number, range(4, 10))
 """Of a choice. BRANCHES_AT: for each branch its region, and where and how many the pairs of slots are that it captures:
 its own, and the one outside."""

@@ -67,9 +67,9 @@ from batchmaker.scheduler.decide import (
     begin_frames,
     forget_frames,
 )
-from batchmaker.scheduler.lists import IN_LIST, LIST_FIELDS
-from batchmaker.scheduler.layout import EDGES, EXTENTS, FIRST, NODES, NOWHERE, NUM_PORTS, PLACES, STORED, SUBGRAPHS
 from batchmaker.scheduler.events import RequestId
+from batchmaker.scheduler.layout import EDGES, EXTENTS, FIRST, NODES, NOWHERE, NUM_PORTS, PLACES, STORED, SUBGRAPHS
+from batchmaker.scheduler.lists import IN_LIST, LIST_FIELDS
 from batchmaker.scheduler.rows import NoMemoryError
 from batchmaker.scheduler.state import NO_NODES, SchedulerState
 

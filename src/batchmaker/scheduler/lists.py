@@ -1,7 +1,7 @@
 """Lists of words in one table, for compiled loops: what loops collect, until a segment makes a sequence of it.
 
-lists: [LIST_FIELDS, room] a word and the place of the next one, or NOWHERE. Place 0 is no word: there are how many places
-have been used, and the first free one, or NOWHERE.
+lists: [LIST_FIELDS, room] a word and the place of the next one, or NOWHERE. At place 0 are how many places have been
+used, and the first free one, or NOWHERE.
 """
 
 from __future__ import annotations
