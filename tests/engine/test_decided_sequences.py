@@ -335,6 +335,8 @@ class Counting(bm.Model):
                 return self.sum.run(even, 100)[0]
             case "doubled":
                 return self.sum.run(even, 0)[0].steps
+            case "both":
+                return even, self.sum.map(even, even)[1]
             case "first":
                 return even.at(self.up(-1)), self.sum.run(even, 0)[0].at(self.up(-1))
             case "nested":
@@ -378,11 +380,13 @@ def evens(top: int) -> list[int]:
 
 def test_lengths_of_all_kinds_give_what_python_gives() -> None:
     tops = [1, 2, 7, 40, 300, 1, 3, 129]
-    with bm.Engine({what: Counting(what) for what in ("sum", "doubled", "nested")}, threads=1) as engine:
+    with bm.Engine({what: Counting(what) for what in ("sum", "doubled", "nested", "both")}, threads=1) as engine:
         for _ in range(2):
             sums = [engine.submit(top, model="sum") for top in tops]
             doubled = [engine.submit(top, model="doubled") for top in tops]
             nested = [engine.submit(top, model="nested") for top in tops]
+            both = [tuple(one.tolist() for one in engine.submit(top, model="both").result(60)) for top in tops]
+            assert both == [(evens(top), [2 * n for n in evens(top)]) for top in tops]
             assert [answer.result(60) for answer in sums] == [100 + sum(evens(top)) for top in tops]
             assert [answer.result(60).tolist() for answer in doubled] == [[2 * n for n in evens(top)] for top in tops]
             wanted = [3 * sum(4 * n for n in evens(top)) + sum(2 * n for n in evens(top)) for top in tops]

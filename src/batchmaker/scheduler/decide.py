@@ -92,11 +92,11 @@ WAITING_FRAME, WAITING_ITEM, NEXT_WAITING, WAITING_FIELDS = map(number, range(4)
 """Who waits for a node to be done. WAITING_FRAME is NOWHERE for a node that is to be let go then: WAITING_ITEM."""
 (
     NUM_FRAMES, HEAP_TOP, NUM_WAITING, FREE_WAITING, NUM_QUEUED, NUM_MESSAGE_WORDS, NUM_BEGINNING, WANTED_FORM,
-    WANTED_SLOT, MOST_WORDS, MOST_NODES, NUM_FAILED, WANTED_SIZE, MACHINE_COUNTS,
-) = map(number, range(14))  # fmt: skip
+    WANTED_SLOT, MOST_WORDS, MOST_NODES, NUM_FAILED, WANTED_SIZE, MOST_HELD, MACHINE_COUNTS,
+) = map(number, range(15))  # fmt: skip
 """WANTED_FORM, WANTED_SLOT: for which segment of which request there is no room, or where in the code the segment is
-that has no form for WANTED_SIZE. MOST_WORDS: what one item of any region may need of any table. MOST_NODES: of one
-request."""
+that has no form for WANTED_SIZE. MOST_WORDS: what one item of any region may need of any table; MOST_HELD: beside
+it, of those that wait, because of spans whose length values decide. MOST_NODES: of one request."""
 FINISHED, COLLECTED, FAILED = map(number, range(3))
 """Messages, as words: FINISHED, slot, number of outputs, outputs. COLLECTED, slot, collection, place, 0. FAILED,
 slot, reason, what was wanted, what there is."""
@@ -362,7 +362,7 @@ def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
         if (
             counts[NUM_FRAMES] + 1 > frames.shape[1]
             or counts[HEAP_TOP] + counts[MOST_WORDS] > len(heap)
-            or counts[NUM_WAITING] + counts[MOST_WORDS] > waiting.shape[1]
+            or counts[NUM_WAITING] + counts[MOST_WORDS] + counts[MOST_HELD] > waiting.shape[1]
             or counts[NUM_QUEUED] + counts[MOST_WORDS] > queue.shape[1]
             or counts[NUM_MESSAGE_WORDS] + counts[MOST_WORDS] > len(messages)
             or counts[NUM_BEGINNING] + 1 > m.beginning.shape[1]

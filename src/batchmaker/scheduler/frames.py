@@ -44,6 +44,7 @@ from batchmaker.scheduler.decide import (
     LACKS_MACHINE,
     LOOP,
     MACHINE_COUNTS,
+    MOST_HELD,
     MOST_NODES,
     MOST_WORDS,
     NO_STEP,
@@ -120,7 +121,7 @@ class Frames:
         self.patterns.clear()
         self.loops.clear()
         self._kinds: list[_Kind] = []
-        self._num_sized = self._fixed_words = self._spans_held = 0
+        self._num_sized = self._longest = self._spans_held = 0
         self._places: dict[int, int] = {}
         self._known: list[Region] = []  # so that their ids stay theirs
         self._code, self._num_words = np.zeros(1024, np.int64), 0
@@ -286,7 +287,7 @@ class Frames:
         words += int(counts[MOST_WORDS])
         for name, used, wanted in (
             ("frames", counts[NUM_FRAMES], frames + 1), ("heap", counts[HEAP_TOP], words),
-            ("waiting", counts[NUM_WAITING], words), ("queue", counts[NUM_QUEUED], words),
+            ("waiting", counts[NUM_WAITING], words + int(counts[MOST_HELD])), ("queue", counts[NUM_QUEUED], words),
             ("messages", counts[NUM_MESSAGE_WORDS], words), ("beginning", counts[NUM_BEGINNING], frames + 1),
             ("lists", machine.lists[IN_LIST, 0], words),
         ):  # fmt: skip
@@ -355,15 +356,14 @@ class Frames:
             + sum([fixed.get(count, 0) for _, count, _ in region.held])
             + int(decide.MESSAGE_WORDS) * (collected + 2) + 16
         )  # fmt: skip
-        self._fixed_words = max(self._fixed_words, words)
-        self._spans_held = max(self._spans_held, sum([count not in fixed for _, count, _ in region.held]))
-        self._note_words(self._spans_held * max([kind.longest for kind in self._kinds], default=0))
+        self._machine.counts[MOST_WORDS] = max(self._machine.counts[MOST_WORDS], words)
+        self._note_held(sum([count not in fixed for _, count, _ in region.held]), 0)
         return self._add(header)
 
-    def _note_words(self, more: int) -> None:
-        """Note that an item may need so many words more than the longest without spans of values' lengths."""
-        counts = self._machine.counts
-        counts[MOST_WORDS] = max(counts[MOST_WORDS], self._fixed_words + more)
+    def _note_held(self, spans: int, length: int) -> None:
+        """Note that a region has so many spans whose length values decide, or that one is so long."""
+        self._spans_held, self._longest = max(self._spans_held, spans), max(self._longest, length)
+        self._machine.counts[MOST_HELD] = self._spans_held * self._longest
 
     def _write_item(self, item: Item, needs: int, follows: Sequence[int], region: Region) -> int:
         following = self._add(follows)
@@ -422,9 +422,8 @@ class Frames:
             self._code[record + decide.FORMS_AT], self._code[record + decide.NUM_FORMS] = place, len(forms)
         form = self._form_of(sized(kind.graph, size, kind.fetched), kind.reads)
         self._code[self._code[record + decide.FORMS_AT] + size] = form
-        kind.longest = max(kind.longest, size)
         self._num_sized += size
-        self._note_words(self._spans_held * size)
+        self._note_held(0, size)
 
     def _form_of(self, graph: CellGraph, reads: _Reads) -> int:
         """Return the number of a graph's form. Its nodes are admitted to an arena of their own for that."""
@@ -472,12 +471,11 @@ class _Reads:
 @final
 @dataclass(slots=True)
 class _Kind:
-    """Of the segments with a size. graph: of size 1. fetched: see Segment. longest: the largest size so far."""
+    """Of the segments with a size. graph: of size 1. fetched: see Segment."""
 
     graph: CellGraph
     reads: _Reads
     fetched: tuple[int, ...]
-    longest: int = 0
 
 
 def _without_arguments(graph: CellGraph, *, is_sized: bool) -> tuple[CellGraph, _Reads]:
