@@ -539,6 +539,32 @@ def test_chunks_read_what_the_chunk_before_has_kept() -> None:
     assert_balanced(engine)
 
 
+class Lambdas(Counting):
+    """Goes on in a branch to a number that a function says, which each request makes anew."""
+
+    def __init__(self) -> None:
+        super().__init__("until")
+
+    def unfold(self, top: Any, times: Any = 5) -> Any:
+        n, going, _ = self.count(top, 9)
+        return bm.cond(going, lambda: self.up.loop(n, until=lambda m: m % times == 0, max_steps=20), lambda: n)
+
+
+def test_functions_that_end_loops_in_branches_may_differ_from_request_to_request() -> None:
+    with bm.Engine(Lambdas(), threads=1) as engine:
+        asked = [(top, times) for top in (1, 4, 6, 12, 7) for times in (5, 7)]
+        for repetition in range(3):
+            answers = engine.map([{"top": top, "times": times} for top, times in asked], progress=False)
+            assert answers == [
+                next(m for m in range(top + 2, 99) if m % times == 0) if top + 1 < 9 else top + 1
+                for top, times in asked
+            ]
+            if not repetition:
+                known = len(scheduler(engine)._frames.patterns)
+        assert len(scheduler(engine)._frames.patterns) == known, "equal functions are one"
+    assert_balanced(engine)
+
+
 def test_explain_says_at_what_loops_in_branches_end() -> None:
     with bm.Engine(Branches(), threads=1) as engine:
         engine.map(REQUESTS, progress=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import FunctionType
 from typing import Any, Final, final
 
 import numpy as np
@@ -212,8 +213,8 @@ def _key(item: Item) -> object:
     if isinstance(item, Segment):
         graph = None if item.graph is None else graph_key(item.graph)
         loops = tuple([_loop_key(loop) for loop in item.loops])
-        parts = (item.arguments, item.exports, item.spans, item.size, item.ends, item.fetched)
-        return (Segment, graph, loops, *parts)
+        read = (item.arguments, item.exports, item.spans)
+        return (Segment, graph, loops, *read, item.size, item.ends, item.fetched)
     if isinstance(item, Choice):
         return (Choice, item.index, tuple(map(_branch_key, item.branches)), item.results, item.is_cond)
     if isinstance(item, WhileLoop):
@@ -226,11 +227,22 @@ def _key(item: Item) -> object:
 
 
 def _loop_key(loop: Any) -> object:
-    """Return what is equal for loops that end at the same values. Other tests are alike only if they are one object."""
-    conditions = [
-        (output, type(until), until if type(until) in (bool, int) else id(until)) for output, until in loop.conditions
-    ]
-    return (loop.first, loop.last, *conditions)
+    """Return what is equal for loops that end at the same values."""
+    return (loop.first, loop.last, *[(output, _until_key(until)) for output, until in loop.conditions])
+
+
+def _until_key(until: Any) -> object:
+    """Return what is equal for a function that is made anew for each request. All others are alike if they are one."""
+    if type(until) is not FunctionType:
+        return (type(until), until if type(until) in (bool, int) else id(until))
+    try:
+        bound = [cell.cell_contents for cell in until.__closure__ or ()]
+    except ValueError:  # a name that has no value yet
+        return id(until)
+    bound += [*(until.__defaults__ or ()), *(until.__kwdefaults__ or {}).values()]
+    return (until.__code__, id(until.__globals__), *[
+        (type(one), one if type(one) in (bool, int, float, str) else id(one)) for one in bound
+    ])  # fmt: skip
 
 
 def _branch_key(branch: Branch) -> object:

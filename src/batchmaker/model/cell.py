@@ -508,8 +508,8 @@ class Cell:
             scope.end_at(known, outputs, until)
         decisions = scope_of(self).decisions
         if decisions is not None:
-            zeros = (None,) * (len(known.inputs) - len(given_first))
-            outputs = decisions.results(scope, outputs, zeros if state is None else state)
+            begin = [None] * (len(known.inputs) - len(given_first)) if state is None else state
+            outputs = decisions.results(scope, outputs, begin)
         return _one_or_all(outputs)
 
     def _not_run(self, scope: UnfoldingScope, sequences: tuple[Any, ...], init: Any) -> Any:
