@@ -99,6 +99,7 @@ class Decisions:
         self._rows: dict[tuple[int, ValueSpec], tuple[Any, Any, ValueSequence]] = {}  # with the data, so ids stay
         self._copies: dict[tuple[Pieces, int, int], Value] = {}
         self._in_a_row: dict[int, tuple[ValueSequence, ValueSequence]] = {}  # by id, with the copies of the elements
+        self._zeros: dict[ValueSpec, Tensor] = {}
         self._values: dict[Any, int | tuple[int, ...]] = {}
         self._collections: dict[Any, int] = {}
         self._kept: list[int] = []
@@ -286,7 +287,8 @@ class Decisions:
                 init = slots[begin.node]
             elif k >= len(outputs) - len(state):
                 dtype: torch.dtype = getattr(torch, of.spec.dtype)
-                init = self._slot_of(self._row_of(torch.zeros(of.spec.shape, dtype=dtype), of.spec))
+                zeros = self._zeros.setdefault(of.spec, torch.zeros(of.spec.shape, dtype=dtype))  # so it is made once
+                init = self._slot_of(self._row_of(zeros, of.spec))
                 pieces.region.wait(pieces.item, (init,))
             found.append(pieces.region.handle(pieces.end_of(of, init), of.spec, Collected(steps)))
         return tuple(found)
