@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from checked_commands import CommandChecks
 from engine_models import assert_balanced
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,9 +29,9 @@ from batchmaker.errors import (
     ModelError,
     NodeLimitError,
 )
-from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.policies.auto import AutoPolicy
-from insides import scheduler
+from insides import scheduler, schedulers
 
 EXAMPLES = int(os.environ.get("BATCHMAKER_EXAMPLES", "15"))
 PRIME = 1009
@@ -52,6 +53,32 @@ class Step(nn.Module):
         return following, count + 1, following.sum(-1) % 4 != 0, following[:, 0] % 2 == 0
 
 
+class Fold(nn.Module):
+    """An element and a row -> a number below 3, a row. The order counts."""
+
+    def forward(self, x: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        row = (7 * row + 13 * x + 1) % PRIME
+        return row.sum(-1) % 3, row
+
+
+class Recall(nn.Module):
+    """A row and a sequence of rows -> a number below 3, a row."""
+
+    def forward(self, x: Tensor, rows: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+        places = torch.arange(1, rows.shape[1] + 1)
+        there = places * (places <= number.unsqueeze(-1))
+        row = (5 * x + (rows * there.unsqueeze(-1)).sum(1) + number.unsqueeze(-1)) % PRIME
+        return row.sum(-1) % 3, row
+
+
+class Walk(nn.Module):
+    """A row -> a number below 3, a row."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = (17 * x + 3) % PRIME
+        return x.sum(-1) % 3, x
+
+
 class Test(nn.Module):
     """A row -> a bool; a number below 3; a number below 4."""
 
@@ -71,12 +98,18 @@ class Steps(list[Any]):
 
 
 class Eager:
-    """A cell that computes at once."""
+    """A cell that computes at once. memory: of Recall, given, or the run's own output 1."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, memory: Any = None) -> None:
+        self.module, self.memory = module, memory
+
+    def recall(self, x: Any, rows: Sequence[Any]) -> Any:
+        stacked = torch.stack(list(rows)) if len(rows) else torch.zeros(0, 2, dtype=torch.int64)
+        return tuple([o[0] for o in self.module(x[None], stacked[None], torch.tensor([len(rows)]))])
 
     def __call__(self, *arguments: Any) -> Any:
+        if self.memory is not None:
+            return self.recall(*arguments)
         outputs = self.module(*[torch.as_tensor(a).unsqueeze(0) for a in arguments])
         return tuple([o[0] for o in outputs]) if isinstance(outputs, tuple) else outputs[0]
 
@@ -85,7 +118,22 @@ class Eager:
         return Steps(rows) if not rows or isinstance(rows[0], Tensor) else tuple(map(Steps, zip(*rows, strict=True)))
 
     def run(self, sequence: Any, init: Any) -> Any:
-        raise NotImplementedError
+        found = (torch.tensor(0), init)
+        for x in sequence:
+            found = self(x, found[1])
+        return found
+
+    def loop(self, init: Any, *, max_steps: int, until: Any = None, memory: Any = None) -> Any:
+        found, past = (torch.tensor(0), init[-1]), list[Any]()
+        for _ in range(max_steps):
+            if self.memory is None:
+                found = self(found[1])
+            else:
+                found = self.recall(found[1], past if memory is None else memory)
+                past.append(found[1])
+            if until is not None and found[0] == until:
+                break
+        return found
 
 
 def eager_cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
@@ -119,12 +167,53 @@ def handles_loop(*arguments: Any, **options: Any) -> Kept:
     return Kept(state, [])
 
 
-def cells(kind: Callable[[nn.Module], Any]) -> SimpleNamespace:
-    return SimpleNamespace(mix=kind(Mix()), step=kind(Step()), test=kind(Test()))
+class OfState(nn.Module):
+    """As another module, whose first input is an earlier output that it does not need."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
 
 
-LAZY = SimpleNamespace(cond=bm.cond, switch=bm.switch, while_loop=handles_loop)
-NOW = SimpleNamespace(cond=eager_cond, switch=eager_switch, while_loop=eager_loop)
+class WalkOn(OfState):
+    def forward(self, number: Tensor, x: Tensor) -> Any:
+        return self.module(x)
+
+
+class RecallOn(OfState):
+    def forward(self, number: Tensor, x: Tensor, rows: Tensor, count: Tensor) -> Any:
+        return self.module(x, rows, count)
+
+
+def cells(kind: Callable[..., Any]) -> SimpleNamespace:
+    return SimpleNamespace(**{name: kind(*what) for name, what in {
+        "mix": (Mix(),), "step": (Step(),), "test": (Test(),), "fold": (Fold(),), "walk": (Walk(),),
+        "recall": (Recall(), "given"), "read": (Recall(), "looped"), "past": (Recall(), "own"),
+    }.items()})  # fmt: skip
+
+
+def made_cell(module: nn.Module, memory: str | None = None) -> bm.Cell:
+    """A cell with the memory that Eager has."""
+    if memory == "own":
+        return bm.Cell(RecallOn(module), max_batch=4, memory=bm.Memory("rows", own=True, output=1, row=OWN))
+    if memory is not None:
+        return bm.Cell(module if memory == "given" else RecallOn(module), max_batch=4, memory="rows")
+    return bm.Cell(WalkOn(module) if isinstance(module, Walk) else module, max_batch=4)
+
+
+OWN = ValueSpec((2,), "int64")
+
+
+def lazy_steps(kept: Kept, part: int) -> Any:
+    return kept.state[part].steps
+
+
+def eager_steps(kept: Kept, part: int) -> Any:
+    return Steps([state[part] for state in kept.collected])
+
+
+LAZY = SimpleNamespace(cond=bm.cond, switch=bm.switch, while_loop=handles_loop, steps=lazy_steps)
+NOW = SimpleNamespace(cond=eager_cond, switch=eager_switch, while_loop=eager_loop, steps=eager_steps)
 
 # --- random programs -------------------------------------------------------------------------------------------------
 
@@ -133,7 +222,10 @@ calls = st.tuples(st.just("mix"), places, places)
 datas = st.tuples(st.just("data"), places, st.integers(0, 2))
 picks = st.tuples(st.just("at"), places, places)
 maps = st.tuples(st.just("map"), places)
-simple = st.one_of(calls, calls, datas, picks, maps)
+reads = st.tuples(st.just("recall"), places)
+loops = st.tuples(st.sampled_from(("walk", "read", "past")), places, st.integers(1, 5), st.sampled_from((None, 0, 2)))
+simple = st.one_of(calls, calls, datas, picks, maps, reads, loops)
+uses = st.sampled_from(("none", "fold", "recall", "map", "run"))
 
 
 def statements(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -142,7 +234,7 @@ def statements(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         simple,
         st.tuples(st.just("cond"), places, block, block),
         st.tuples(st.just("switch"), places, block, block, block),
-        st.tuples(st.just("loop"), places, block, st.integers(0, 4), st.booleans()),
+        st.tuples(st.just("loop"), places, block, st.integers(0, 4), st.booleans(), st.booleans(), uses),
     )
 
 
@@ -169,12 +261,18 @@ def played(program: Sequence[Any], ops: Any, use: Any, x: Any, found: list[Any],
             found.append(rows[1])
         elif kind == "at":
             found.append(use.mix(rows.at(use.test(value(what[0]))[2]), value(what[1])))
+        elif kind == "recall":
+            found.append(use.recall(value(what[0]), rows)[1])
+        elif kind in ("walk", "past", "read"):
+            options: Any = {"memory": rows} if kind == "read" else {}
+            init = (torch.tensor(0), value(what[0]))
+            found.append(getattr(use, kind).loop(init, max_steps=what[1], until=what[2], **options)[1])
         elif kind == "cond":
             found.append(ops.cond(use.test(value(what[0]))[0], inner(what[1]), inner(what[2])))
         elif kind == "switch":
             found.append(ops.switch(use.test(value(what[0]))[1], list(map(inner, what[1:]))))
         else:
-            place, block, most, tests = what
+            place, block, most, tests, filters, how = what
 
             def body(state: Any, block: Any = block) -> Any:
                 row, count, _, keep = state
@@ -183,7 +281,18 @@ def played(program: Sequence[Any], ops: Any, use: Any, x: Any, found: list[Any],
 
             first = use.step(value(place), torch.tensor(0))
             init = (value(place), torch.tensor(0), first[2] if tests else True, False)
-            found.append(ops.while_loop(lambda s: s[2], body, init, max_steps=most).state[0])
+            collect = (lambda s: s[3]) if filters else None
+            kept = ops.while_loop(lambda s: s[2], body, init, max_steps=most, collect=collect)
+            last = kept.state[0]
+            steps = None if how == "none" else ops.steps(kept, 0)
+            if how in ("map", "run"):
+                steps = use.mix.map(steps, ops.steps(kept, 0)) if how == "map" else use.fold.run(steps, last)[1]
+                steps = [steps] if how == "run" else steps
+            if how == "fold" or how == "map":
+                last = use.fold.run(steps, last)[1]
+            elif how != "none":
+                last = use.recall(last, steps)[1]
+            found.append(last)
     return found[-1]
 
 
@@ -192,8 +301,9 @@ class Program(bm.Model):
 
     def __init__(self, listed: Sequence[Any]) -> None:
         self.listed = listed
-        made = cells(lambda module: bm.Cell(module, max_batch=4))
-        self.mix, self.step, self.test = made.mix, made.step, made.test
+        made = cells(made_cell)
+        self.mix, self.step, self.test, self.fold, self.walk = made.mix, made.step, made.test, made.fold, made.walk
+        self.recall, self.read, self.past = made.recall, made.read, made.past
 
     def unfold(self, number: int, x: Any) -> Any:
         return run_program(self.listed[number], LAZY, self, x)
@@ -214,7 +324,9 @@ def test_random_programs_give_what_plain_python_gives(
 ) -> None:
     use = cells(Eager)
     with bm.Engine(Program(listed), policy, threads=1, workers=workers) as engine:
-        requests = []
+        requests, checks = [], [CommandChecks(core, every=1) for core in schedulers(engine)]
+        for driver, each in zip(engine.drivers, checks, strict=True):
+            driver.record = each
         for which, seed in asked:
             x = torch.randint(0, PRIME, (3, 2), generator=torch.Generator().manual_seed(seed))
             requests.append({"number": which % len(listed), "x": x})
@@ -224,6 +336,7 @@ def test_random_programs_give_what_plain_python_gives(
                 wanted = run_program(listed[request["number"]], NOW, use, request["x"])
                 assert answer.tolist() == wanted.tolist()
     assert_balanced(engine)
+    assert [wrong for each in checks for wrong in each.wrong] == []
 
 
 # --- what a loop collects, and how it ends ---------------------------------------------------------------------------
@@ -628,15 +741,14 @@ class Wrong(bm.Model):
         ("data", "returns 1 and false_fn 2"), ("pred", "one bool or integer that a cell computes"),
         ("sequence", "returns a sequence"), ("leak", "used outside it"), ("state", "keeps its structure"),
         ("changes", "changes from 0 to 1 in Python"), ("index", "one bool or integer"), ("none", "no branches"),
-        ("steps", "length"), ("inner steps", "length"),
+        ("steps", "collected by the same loop"), ("inner steps", "length of what a while_loop collects"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_an_error_that_names_the_line(what: str, said: str) -> None:
     with bm.Engine(Wrong(what), threads=1) as engine:
         with pytest.raises((ModelError, InvalidRequestError), match=said) as raised:
             engine.submit(torch.tensor([1, 2])).result(60)
-        if what not in ("steps", "inner steps"):
-            assert "test_decisions.py:" in str(raised.value)
+        assert "test_decisions.py:" in str(raised.value)
 
 
 def test_a_generator_function_is_told_to_decide_in_python() -> None:
@@ -763,19 +875,16 @@ class ReadsMemory(bm.Model):
         return bm.cond(even, lambda: self.mix(total, total), lambda: total)
 
 
-def test_a_memory_is_read_before_decisions_and_refused_inside_them() -> None:
-    x = torch.tensor([3, 4])
-    mixed = Mix()(x[None], x[None])[0]
-    total = 2 * mixed + x
-    wanted = Mix()(total[None], total[None])[0] if mixed.sum() % 2 == 0 else total
-    with bm.Engine(ReadsMemory(inside=False), threads=1) as engine:
-        for _ in range(3):
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_memory_is_read_before_decisions_and_inside_them(inside: bool) -> None:
+    with bm.Engine(ReadsMemory(inside=inside), threads=1) as engine:
+        for x in (torch.tensor([3, 4]), torch.tensor([2, 3]), torch.tensor([3, 4])):
+            mixed = Mix()(x[None], x[None])[0]
+            is_even, total = mixed.sum() % 2 == 0, 2 * mixed + x
+            wanted = (
+                (total if inside else Mix()(total[None], total[None])[0]) if is_even else mixed if inside else total
+            )
             assert engine.submit(x).result(60).tolist() == wanted.tolist()
-    with (
-        bm.Engine(ReadsMemory(inside=True), threads=1) as engine,
-        pytest.raises(ModelError, match="with a memory cannot"),
-    ):
-        engine.submit(x).result(60)
 
 
 class Changing(bm.Model):

@@ -279,7 +279,10 @@ class CellDriver:
             case Reserve():
                 self._executor.reserve(command)
             case NodesBegun():
-                self._brought.enter((), (), command.num_nodes)
+                loops = list[tuple[int, OpenLoop]]()
+                for request_id, base, found in command.loops:
+                    loops += self._in_flight[request_id].begin_loops(base, found)
+                self._brought.enter((), loops, command.num_nodes)
             case Collect():
                 self._collect(command)
             case Decided():

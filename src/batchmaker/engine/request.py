@@ -366,6 +366,8 @@ class Outbox:
 
 _DECIDED: Final = -(1 << 41)
 """The local number of a node that began as values decided is _DECIDED minus its number."""
+_DECIDED_LOOPS: Final = 1 << 42
+"""The shift of a loop that began as values decided."""
 
 
 class InFlight:
@@ -446,6 +448,16 @@ class InFlight:
         if sequence.open_ended:
             local = local[: self.ended[int(local[-1])] - int(local[0]) + 1]
         return local + self.shift
+
+    def begin_loops(self, base: int, loops: Iterable[OpenLoop]) -> list[tuple[int, OpenLoop]]:
+        """Note loops that began as values decided, of a segment whose first node is `base`; return them as `loops` has
+        them. Their local numbers are below all others, so that they are no other loop's."""
+        first = base - _DECIDED_LOOPS
+        found = [
+            (_DECIDED_LOOPS, replace(loop, first=loop.first + first, last=loop.last + first)) for loop in loops
+        ]  # fmt: skip
+        self.loops += tuple(found)
+        return found
 
     def loop_at(self, node: int) -> tuple[int, OpenLoop] | None:
         """Return the local number of a node and the loop that it is a step of; None if no value may end its loop."""

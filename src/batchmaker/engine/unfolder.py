@@ -18,6 +18,7 @@ from batchmaker.engine.request import InFlight, Settled, Ticket
 from batchmaker.engine.stats import DriverStats
 from batchmaker.engine.stop_tests import said_end
 from batchmaker.errors import RAISED_BY_USERS
+from batchmaker.graph.regions import segments
 from batchmaker.graph.spec import CellType
 from batchmaker.graph.whole_runs import level_of
 from batchmaker.model.cell import Cell
@@ -163,11 +164,14 @@ class Unfolder:
 
     def _note_loops(self, unfolding: Unfolding) -> None:
         """Note at what the chains of new nodes end, for `Engine.explain`."""
-        loops, ends = unfolding.loops, self._registry.ends
-        for run in unfolding.graph.runs:
-            ends.setdefault(run.type_id, {})[said_end(loops[run.first].until) if run.open_ended else AT_ITS_LENGTH] = (
-                None
-            )
+        graph, ends = unfolding.graph, self._registry.ends
+        parts = [(graph, unfolding.loops)]
+        if graph.region is not None:
+            parts += [(of, {loop.first: loop for loop in segment.loops}) for of, segment in segments(graph.region)]
+        for of, loops in parts:
+            for run in of.runs:
+                said = said_end(loops[run.first].until) if run.open_ended else AT_ITS_LENGTH
+                ends.setdefault(run.type_id, {})[said] = None
 
     def _note(self, ticket: Ticket, sight: Sight | None, unfolding: Unfolding) -> None:
         """Let the templates see a request that was unfolded. If that raises, it is served without a template."""

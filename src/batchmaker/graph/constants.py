@@ -23,7 +23,7 @@ _ASCENDING: Final = np.arange(1 << 14)
 def ascending(first: int, count: int) -> Ints:
     """Return the numbers from `first` on: [count] int64, for reading."""
     end = first + count
-    return _ASCENDING[first:end] if end <= len(_ASCENDING) else np.arange(first, end)
+    return _ASCENDING[first:end] if first >= 0 and end <= len(_ASCENDING) else np.arange(first, end)
 
 
 def nodes_of(sequence: ValueSequence) -> Ints:

@@ -10,17 +10,23 @@ A region never changes once it is made. Equal regions are the same object; see `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import FunctionType
 from typing import Any, Final, final
 
+import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.cell_graph import CellGraph, Fetch
 
 ARGUMENT: Final = -3
 """A source in a segment's graph: ARGUMENT - k is the segment's argument k."""
+SPAN: Final = -(1 << 40)
+"""A source in a segment's graph: SPAN - k is the segment's span k."""
 NO_SLOT: Final = -1
+A_LIST: Final = 0
+"""The step of a span that is what a loop has collected."""
 
 
 @final
@@ -28,14 +34,27 @@ NO_SLOT: Final = -1
 class Segment:
     """Nodes that begin together. Their numbers in `graph` count from 0.
 
-    graph: None for the nodes of the request's own graph, which begin with the request. arguments: slots that nodes
-    read; see ARGUMENT. exports: (slot, node, output) that other items read. type_ids: of the arguments' producers are
-    not fixed, so their tables are found when the segment begins.
+    - graph: None for the nodes of the request's own graph, which begin with the request.
+    - arguments: slots that nodes read; see ARGUMENT. The types of their producers are not fixed, so their tables are
+      found when the segment begins.
+    - exports: (slot, node, output) that other items read.
+    - spans: sequences that nodes read; see SPAN. (slot of the first node, slot of the length, step to the next node);
+      of what a loop has collected, the first slot is that of the list, and the step is A_LIST.
+    - size: NO_SLOT, or the slot of a length: `graph` has one node, or a run of one step, and the segment begins with so
+      many of them (see `sized`). Its inputs that are spans take an element each.
+    - ends: of a run of such a length, (slot, output, slot of its first state or NO_SLOT): what the last step returned.
+    - fetched: outputs of this step that go to the host.
+    - loops: of its graph, that end at a value. Only the driver looks inside.
     """
 
     graph: CellGraph | None
     arguments: tuple[int, ...]
     exports: tuple[tuple[int, int, int], ...]
+    spans: tuple[tuple[int, int, int], ...] = ()
+    size: int = NO_SLOT
+    ends: tuple[tuple[int, int, int], ...] = ()
+    fetched: tuple[int, ...] = ()
+    loops: tuple[Any, ...] = ()
 
 
 @final
@@ -69,8 +88,10 @@ class WhileLoop:
     - going: slot of the value that says whether the body runs at all; NO_SLOT if it always does.
     - body: its outputs are the state after it; then, if `tests`, whether it runs again; then, if `filters`, whether the
       state is collected.
-    - limit: slot with the most iterations. progress: first of three slots of the loop's own.
-    - collected: (number of the collection, place in the state) that are told after each iteration.
+    - limit: slot with the most iterations. progress: first of four slots of the loop's own. The last is how many
+      iterations were collected.
+    - collected: (number of the collection, place in the state) that are told after each iteration. listed: (slot of the
+      list, place in the state) that are kept for spans. After the slot of the list is one more of its own.
     """
 
     going: int
@@ -82,6 +103,7 @@ class WhileLoop:
     tests: bool
     filters: bool
     collected: tuple[tuple[int, int], ...]
+    listed: tuple[tuple[int, int], ...]
 
 
 @final
@@ -100,7 +122,22 @@ class Pick:
     result: int
 
 
-Item = Segment | Choice | WhileLoop | Pick
+@final
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """A sequence that is the request's result, told element by element under the number of a collection.
+
+    first, count, step: see Pick. progress: a slot of its own.
+    """
+
+    number: int
+    first: int
+    count: int
+    step: int
+    progress: int
+
+
+Item = Segment | Choice | WhileLoop | Pick | Tell
 
 
 @final
@@ -109,8 +146,8 @@ class Region:
     """See the module.
 
     - num_slots. items: in an order in which they can begin. follows: for each item, the items that wait for it.
-    - outputs: slots that whoever began it gets. constants: (slot, number). held: (slot, count, step) of the nodes that
-      its slots keep alive: `count` nodes from the one in the slot.
+    - outputs: slots that whoever began it gets. constants: (slot, number). held: (slot, slot of a count, step) of the
+      nodes that its slots keep alive: so many nodes from the one in the slot.
     """
 
     num_slots: int
@@ -153,17 +190,59 @@ def repeats(region: Region) -> bool:
     return False
 
 
+def segments(region: Region) -> list[tuple[CellGraph, Segment]]:
+    """Return its segments and those of all regions in it, with their graphs; not that of the request's own graph."""
+    found = list[tuple[CellGraph, Segment]]()
+    for item in region.items:
+        if isinstance(item, Segment) and item.graph is not None:
+            found.append((item.graph, item))
+        branches = item.branches if isinstance(item, Choice) else (item.body,) if isinstance(item, WhileLoop) else ()
+        for branch in branches:
+            found += segments(branch.region)
+    return found
+
+
+@lru_cache(MOST_SHARED)
+def stopping_types(region: Region) -> frozenset[int]:
+    """Return the types of the runs in it that a value may end."""
+    return frozenset(run.type_id for graph, _ in segments(region) for run in graph.runs if run.open_ended)
+
+
 def _key(item: Item) -> object:
     """Return what is equal for equal items."""
     if isinstance(item, Segment):
-        return (Segment, None if item.graph is None else graph_key(item.graph), item.arguments, item.exports)
+        graph = None if item.graph is None else graph_key(item.graph)
+        loops = tuple([_loop_key(loop) for loop in item.loops])
+        read = (item.arguments, item.exports, item.spans)
+        return (Segment, graph, loops, *read, item.size, item.ends, item.fetched)
     if isinstance(item, Choice):
         return (Choice, item.index, tuple(map(_branch_key, item.branches)), item.results, item.is_cond)
     if isinstance(item, WhileLoop):
         body = _branch_key(item.body)
-        parts = (item.going, item.state, item.init, item.limit, item.progress, item.tests, item.filters, item.collected)
-        return (WhileLoop, body, *parts)
+        parts = (item.going, item.state, item.init, item.limit, item.progress, item.tests, item.filters)
+        return (WhileLoop, body, *parts, item.collected, item.listed)
+    if isinstance(item, Tell):
+        return (Tell, item.number, item.first, item.count, item.step, item.progress)
     return (Pick, item.index, item.first, item.count, item.step, item.result)
+
+
+def _loop_key(loop: Any) -> object:
+    """Return what is equal for loops that end at the same values."""
+    return (loop.first, loop.last, *[(output, _until_key(until)) for output, until in loop.conditions])
+
+
+def _until_key(until: Any) -> object:
+    """Return what is equal for a function that is made anew for each request. All others are alike if they are one."""
+    if type(until) is not FunctionType:
+        return (type(until), until if type(until) in (bool, int) else id(until))
+    try:
+        bound = [cell.cell_contents for cell in until.__closure__ or ()]
+    except ValueError:  # a name that has no value yet
+        return id(until)
+    bound += [*(until.__defaults__ or ()), *(until.__kwdefaults__ or {}).values()]
+    return (until.__code__, id(until.__globals__), *[
+        (type(one), one if type(one) in (bool, int, float, str) else id(one)) for one in bound
+    ])  # fmt: skip
 
 
 def _branch_key(branch: Branch) -> object:
@@ -180,8 +259,27 @@ def graph_key(graph: CellGraph) -> object:
         ) for run in graph.runs
     ]  # fmt: skip
     fetches = [(_bytes(fetch.nodes), fetch.output) for fetch in graph.fetches]
-    return (graph.num_nodes, tuple(blocks), tuple(runs), tuple(fetches), graph.plain)
+    memories = [
+        (m.port, m.first, m.count, m.source, m.step, m.length, m.output, m.is_run, m.own) for m in graph.memories
+    ]
+    return (graph.num_nodes, tuple(blocks), tuple(runs), tuple(fetches), graph.plain, tuple(memories))
 
 
 def _bytes(array: NDArray[Any]) -> tuple[object, ...]:
     return (array.shape, array.tobytes())
+
+
+def sized(graph: CellGraph, count: int, fetched: tuple[int, ...]) -> CellGraph:
+    """Return a graph of `count` nodes, or of a run of so many steps, like the one of `graph`. fetched: see Segment."""
+    blocks = [
+        replace(
+            block, types=np.repeat(block.types, count), sources=np.repeat(block.sources, count, axis=1),
+            outputs=np.repeat(block.outputs, count, axis=1),
+        ) for block in graph.blocks
+    ]  # fmt: skip
+    fetches = [Fetch(np.arange(count), fetch.output) for fetch in graph.fetches]
+    fetches += [Fetch(np.array([count - 1]), output) for output in fetched]
+    return CellGraph(
+        0, count, blocks, [replace(run, length=count) for run in graph.runs], [], fetches, graph.plain, shared=True,
+        memories=[replace(read, count=count) for read in graph.memories],
+    )  # fmt: skip

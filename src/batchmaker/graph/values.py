@@ -55,6 +55,13 @@ class Origin(Protocol):
         """Return the element of a sequence that a value names; see ValueSequence.at."""
 
 
+_LENGTH_SAID: Final = (
+    "the length of a loop with `until` is not known while unfolding; return its steps, or wait for them: `words = "
+    "yield loop.steps`"
+)
+"""Of sequences whose origin says nothing else as `length_said`."""
+
+
 @final
 class Output:
     """One output of one cell in one request: the data shared by all handles to it.
@@ -283,10 +290,7 @@ class ValueSequence:
         if self._values is None:
             return len(self.numbers)
         if self.values is None:
-            raise ModelError(
-                f"{at_line()}the length of a loop with `until` is not known while unfolding; return its steps, or wait "
-                "for them: `words = yield loop.steps`"
-            )
+            raise ModelError(f"{at_line()}{getattr(self.origin, 'length_said', _LENGTH_SAID)}")
         return len(self.values)
 
     @overload

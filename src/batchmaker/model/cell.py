@@ -22,7 +22,7 @@ from batchmaker.compile.whole_runs import WholeRun, check_whole_form
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, RowsError, ShapeError
 from batchmaker.graph.argument_errors import misfit, never_computed
 from batchmaker.graph.calls import Calls
-from batchmaker.graph.misuse import at_line, misused
+from batchmaker.graph.misuse import misused
 from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import GIVEN, CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
@@ -206,11 +206,16 @@ class Cell:
         """
         scope, arguments = current_scope.get() or scope_of(self), cast(Sequence[Any], given)
         memories: list[ValueSequence] = []
+        read: Sequence[Any] = ()
         if self.memories:
-            self._check_undecided(scope, given)
-            memories, arguments = self._parted(scope, given)
-        elif scope.decisions is not None:
-            scope, arguments = scope.decisions.place([(self, port, one, False) for port, one in enumerate(given)])
+            read, arguments = self._parted(given)
+        if scope.decisions is not None:
+            first, ports = len(self.memories), self._given_memories()
+            asked = [(self, port, one, False) for port, one in enumerate(arguments, start=first)]
+            reads = [(self, port, one) for port, one in zip(ports, read, strict=True)]
+            scope, arguments, read = scope.decisions.place(asked, reads)
+        if self.memories:
+            memories = [self._memory(scope, one, port) for port, one in zip(self._given_memories(), read, strict=True)]
         calls = scope.calls.get(self) or self._first_call(scope, arguments, memories)
         try:
             outputs = calls.add(arguments, memories)
@@ -232,7 +237,7 @@ class Cell:
         scope = scope_of(self)
         is_tuple = type(sequence) is not StandIn and isinstance(sequence, tuple)
         parts: Sequence[Any] = sequence if is_tuple and sequence and is_several(sequence) else (sequence,)
-        scope, parts, init = self._placed(scope, parts, init, memory)
+        scope, parts, init, memory = self._placed(scope, parts, init, memory)
         if init is not None and all(map(is_empty, parts)):
             return self._not_run(scope, tuple(parts), init)
         can_be_whole = self.whole is not None and scope is scope_of(self)  # in a branch, runs are steps
@@ -256,12 +261,8 @@ class Cell:
             raise InvalidRequestError(
                 f"{where(self)}: max_steps must be a whole number, got {type(max_steps).__name__}"
             ) from None
-        own, _, init = self._placed(scope, (), init, memory)
-        if own is not scope and until is not None:
-            raise ModelError(
-                f"{where(self)}: a loop with `until` cannot depend on decisions, or be inside one; use bm.while_loop"
-            )
-        return self._chain(own, (), init, max_steps, until, memory)
+        scope, _, init, memory = self._placed(scope, (), init, memory)
+        return self._chain(scope, (), init, max_steps, until, memory)
 
     def map(self, *sequences: Any, memory: Any = None) -> Any:
         """Add one node per element, without recurrence. Returns the output as a sequence, or a tuple of sequences.
@@ -269,11 +270,12 @@ class Cell:
         memory: as for `run`.
         """
         scope, placed = current_scope.get() or scope_of(self), cast(Sequence[Any], sequences)
-        if self.memories:
-            self._check_undecided(scope, (*sequences, memory))
-        elif scope.decisions is not None:
-            asked = [(self, port, given, True) for port, given in enumerate(sequences)]
-            scope, placed = scope.decisions.place(asked, as_nodes=False)
+        decisions = scope.decisions
+        if decisions is not None:
+            asked = [(self, port, given, True) for port, given in enumerate(sequences, start=len(self.memories))]
+            reads = self._reads(memory)
+            scope, placed, read = decisions.place(asked, reads, as_nodes=False, may_have_size=True)
+            memory = self._as_given(read)
         memories, num_memories = self._memories(scope, memory), len(self.memories)
         known, columns, error = self._columns(scope, self._elements(scope, placed))
         if known is not None:
@@ -284,7 +286,8 @@ class Cell:
             raise InvalidRequestError(
                 f"{where(self)} takes {len(cell.inputs) - num_memories} inputs, got {len(columns)} sequences"
             )
-        return _one_or_all(scope.recorder.map(cell, fitted(self, columns, cell, num_memories), memories))
+        outputs = scope.recorder.map(cell, fitted(self, columns, cell, num_memories), memories)
+        return _one_or_all(outputs if decisions is None else decisions.results(scope, outputs))
 
     def tree(self, children: Any, leaves: Any, *inputs: Any) -> Any:
         """Add the inner nodes of a tree or DAG, all of them calls of this cell.
@@ -311,8 +314,12 @@ class Cell:
 
     # --- memories -----------------------------------------------------------------------------------------------
 
-    def _parted(self, scope: UnfoldingScope, arguments: Sequence[Any]) -> tuple[list[ValueSequence], tuple[Any, ...]]:
-        """Return the memories and the other arguments of a single call."""
+    def _given_memories(self) -> list[int]:
+        """Return the memories that are not the run's own."""
+        return [port for port, one in enumerate(self.memories) if not one.own]
+
+    def _parted(self, arguments: Sequence[Any]) -> tuple[list[Any], tuple[Any, ...]]:
+        """Return what is given for the memories and the other arguments of a single call."""
         given: list[Any] = [None] * len(self.memories)
         others: list[Any] = []
         order = [memory for memory in self._order if memory == GIVEN or not self.memories[memory].own]
@@ -323,20 +330,27 @@ class Cell:
                 others.append(argument)
             else:
                 given[memory] = argument
-        return [
-            self._memory(scope, argument, port) for port, argument in enumerate(given) if not self.memories[port].own
-        ], tuple(others)
+        return [given[port] for port in self._given_memories()], tuple(others)
 
-    def _memories(self, scope: UnfoldingScope, memory: Any) -> list[ValueSequence]:
-        """Return the memories that `memory=` of a run, loop or map gives."""
-        ports = [port for port, one in enumerate(self.memories) if not one.own]
+    def _reads(self, memory: Any) -> list[tuple[Cell, int, Any]]:
+        """Return what `memory=` of a run, loop or map gives, with the input of each."""
+        ports = self._given_memories()
         if memory is None and not ports:
             return []
         parts = [memory] if len(ports) == 1 else list(memory) if isinstance(memory, tuple | list) else []
         if len(parts) != len(ports):
             names = ", ".join([repr(self.memories[port].name) for port in ports]) or "none"
             raise InvalidRequestError(f"{where(self)}: memory= gives its memories, which are {names}, in this order")
-        return [self._memory(scope, part, port) for part, port in zip(parts, ports, strict=True)]
+        return [(self, port, part) for port, part in zip(ports, parts, strict=True)]
+
+    @staticmethod
+    def _as_given(read: Sequence[Any]) -> Any:
+        """Return memories as `memory=` takes them."""
+        return tuple(read) if len(read) > 1 else read[0] if read else None
+
+    def _memories(self, scope: UnfoldingScope, memory: Any) -> list[ValueSequence]:
+        """Return the memories that `memory=` of a run, loop or map gives."""
+        return [self._memory(scope, part, port) for _, port, part in self._reads(memory)]
 
     def _memory(self, scope: UnfoldingScope, given: Any, port: int) -> ValueSequence:
         """Return what is given for a memory as a sequence whose nodes are a range; a cell copies others into one."""
@@ -367,29 +381,18 @@ class Cell:
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _check_undecided(self, scope: UnfoldingScope, given: Sequence[Any]) -> None:
-        """ModelError for a cell with memories inside a branch or an iteration, or that depends on a decision."""
-        if scope.decisions is not None and scope.decisions.is_decided(given):
-            raise ModelError(
-                f"{at_line()}{where(self)}: a cell with a memory cannot depend on decisions, or be inside one; let the "
-                "state hold a memory of fixed room"
-            )
-
     def _placed(
         self, scope: UnfoldingScope, sequences: Sequence[Any], init: Any, memory: Any
-    ) -> tuple[UnfoldingScope, Sequence[Any], Any]:
+    ) -> tuple[UnfoldingScope, Sequence[Any], Any, Any]:
         """Return the scope that a chain goes to, and its arguments there, if the request decides by values."""
         if scope.decisions is None:
-            return scope, sequences, init
-        if self.memories:
-            state = init if type(init) is not StandIn and isinstance(init, tuple | list) else (init,)
-            self._check_undecided(scope, (*sequences, *state, memory))
-            return scope, sequences, init
+            return scope, sequences, init, memory
         state = () if init is None else init if isinstance(init, tuple | list) else (init,)
-        count = len(sequences)
-        asked = [(self, port, given, port < count) for port, given in enumerate((*sequences, *state))]
-        scope, placed = scope.decisions.place(asked)
-        return scope, placed[:count], None if init is None else tuple(placed[count:])
+        count, first = len(sequences), len(self.memories)
+        given = enumerate((*sequences, *state), start=first)
+        asked = [(self, port, one, port < first + count) for port, one in given]
+        scope, placed, read = scope.decisions.place(asked, self._reads(memory), may_have_size=True)
+        return scope, placed[:count], None if init is None else tuple(placed[count:]), self._as_given(read)
 
     def _elements(self, scope: UnfoldingScope, sequences: Sequence[Any]) -> Sequence[Any]:
         """Return sequences in which values of cells are sequences too."""
@@ -503,6 +506,10 @@ class Cell:
         )
         if until is not None:
             scope.end_at(known, outputs, until)
+        decisions = scope_of(self).decisions
+        if decisions is not None:
+            begin = [None] * (len(known.inputs) - len(given_first)) if state is None else state
+            outputs = decisions.results(scope, outputs, begin)
         return _one_or_all(outputs)
 
     def _not_run(self, scope: UnfoldingScope, sequences: tuple[Any, ...], init: Any) -> Any:

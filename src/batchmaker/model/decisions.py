@@ -64,9 +64,10 @@ def while_loop(
     - collect: state -> one bool or integer that a cell computes: whether `.steps` gets the state after an iteration.
       Without it, `.steps` gets that of each.
 
-    Returns the last state. `.steps` of each of its handles is the sequence of this part after each iteration; it can
-    only be returned, and streams to the caller if the unfold function returns it alone. Both functions are called a few
-    times, now. ModelError if the state changes its structure, its shapes or its dtypes.
+    Returns the last state. `.steps` of each of its handles is the sequence of this part after each iteration. It
+    streams to the caller if the unfold function returns it alone. Other cells take it as the sequence of `map`, `run`
+    or a memory, and `.at` reads an element; its length is not known now. Both functions are called a few times, now.
+    ModelError if the state changes its structure, its shapes or its dtypes.
     """
     if isinstance(max_steps, bool) or not isinstance(max_steps, int | np.integer):
         raise ModelError(f"{at_line()}while_loop: max_steps must be an integer, got {type(max_steps).__name__}")

@@ -79,7 +79,7 @@ def as_range(sequence: ValueSequence, num_kept: int) -> ValueSequence | None:
     """Return a sequence whose nodes are a range; None if they are none, or kept from an earlier request.
 
     It is another object, since the given one has its nodes as an array once another input reads it. num_kept: how many
-    of the first nodes are kept.
+    of the first nodes are kept. Numbers below 0 stand for what a segment reads (see `graph.regions`).
     """
     numbers: Any = sequence.numbers
     if type(numbers) is not range:
@@ -89,7 +89,7 @@ def as_range(sequence: ValueSequence, num_kept: int) -> ValueSequence | None:
             return None
         first = int(numbers[0]) if len(numbers) else 0
         numbers = range(first, first + step * len(numbers), step)
-    if len(numbers) and min(numbers[0], numbers[-1]) < num_kept:
+    if len(numbers) and 0 <= min(numbers[0], numbers[-1]) < num_kept:
         return None
     return ValueSequence(numbers, sequence.of, holds=sequence)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, final
 
-from batchmaker.errors import ModelError
-from batchmaker.graph.misuse import at_line
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.regions import (
+    NO_SLOT,
+    SPAN,
     Branch,
     Item,
     Region,
@@ -27,25 +27,63 @@ DECIDED: Final = -(1 << 40)
 class Pieces:
     """A segment while it is recorded.
 
-    item: its number in its region. needs: the decisions that its nodes wait for. arguments: slot -> handle inside the
-    segment. exports: (node, output, count, step) -> slot. moves: (slot, node, output), see `moved`.
+    - item: its number in its region. needs: the decisions that its nodes wait for; itself if there is no other segment
+      of the same.
+    - arguments: slot -> handle inside the segment. spans: as in Segment -> handle inside the segment, of length 1.
+    - exports: (node, output, count, step) -> slot. moves: (slot, node, output), see `moved`.
+    - size: see Segment. first: of such a segment, output -> slot of its first node. ends: slot -> (output, slot of the
+      first state or NO_SLOT). fetched: see Segment.
     """
 
-    def __init__(self, region: OpenRegion, recorder: Recorder, scope: UnfoldingScope, needs: frozenset[int]) -> None:
-        self.region, self.recorder, self.scope, self.needs = region, recorder, scope, needs
+    def __init__(
+        self, region: OpenRegion, recorder: Recorder, scope: UnfoldingScope, needs: frozenset[int] | None,
+        size: int = NO_SLOT,
+    ) -> None:  # fmt: skip
+        self.region, self.recorder, self.scope, self.size = region, recorder, scope, size
         self.item = region.new_item(needs)
+        self.needs = region.needs[self.item]
         region.items[self.item] = self.made
         self.arguments: dict[int, Value] = {}
+        self.spans: dict[tuple[int, int, int], ValueSequence] = {}
         self.exports: dict[tuple[int, int, int, int], int] = {}
         self.moves: list[tuple[int, int, int]] = []
+        self.first: dict[int, int] = {}
+        self.ends: dict[int, tuple[int, int]] = {}
+        self.fetched: set[int] = set()
 
     def slot_of(self, handle: Value | ValueSequence, first: int, count: int, step: int) -> int:
         """Return the slot of what other items read: `count` nodes from the first one, or one node and its output."""
         key = (first, handle.of.index, count, step)
         if key not in self.exports:
             slot = self.exports[key] = self.region.new_slot(self.item)
-            self.region.values[slot], self.region.held[slot] = handle, (count, step)
+            self.region.values[slot], self.region.held[slot] = handle, (self.region.constant(count), step)
         return self.exports[key]
+
+    def first_of(self, of: Output) -> int:
+        """Return the slot of the first node, of a segment with a size. of: the output that is read of all nodes."""
+        if of.index not in self.first:
+            slot = self.first[of.index] = self.region.new_slot(self.item)
+            self.region.held[slot] = (self.size, 1)
+            self.region.values[slot] = ValueSequence(range(1), Output(of.index, of.spec, self.recorder))
+        return self.first[of.index]
+
+    def end_of(self, of: Output, init: int) -> int:
+        """Return a slot for what the last step returns, of a run with a size. init: see `ends`."""
+        slot = self.region.new_slot(self.item)
+        self.ends[slot] = (of.index, init)
+        self.region.held[slot] = (self.region.constant(1), 1)
+        self.region.values[slot] = Value(0, Output(of.index, of.spec, EndOrigin(self.fetched)))
+        if init != NO_SLOT:
+            self.region.sources[slot] = [(self.region, init)]
+        return slot
+
+    def span(self, slots: tuple[int, int, int], spec: ValueSpec) -> ValueSequence:
+        """Return a handle to a sequence outside the segment, for a memory, or for inputs of a segment with a size."""
+        if slots not in self.spans:
+            number = SPAN - len(self.spans)
+            self.spans[slots] = ValueSequence(range(number, number + 1), Output(0, spec, self.recorder))
+            self.region.wait(self.item, slots[:2])
+        return self.spans[slots]
 
     def moved(self, slot: int, value: Value) -> None:
         """Let a slot for one value be for another one of this segment."""
@@ -55,8 +93,14 @@ class Pieces:
     def made(self) -> Segment:
         """Return the segment. Nothing can be recorded in it any more."""
         exports = (*[(slot, key[0], key[1]) for key, slot in self.exports.items()], *self.moves)
-        is_own = self.region.outside is None and not self.needs
-        return Segment(None if is_own else self.recorder.take_last(), tuple(self.arguments), exports)
+        if self.region.outside is None and not self.needs:
+            return Segment(None, tuple(self.arguments), exports)
+        ends = [(slot, *end) for slot, end in self.ends.items() if slot in self.region.used]
+        return Segment(
+            self.recorder.take_last(), tuple(self.arguments),
+            (*exports, *[(slot, 0, output) for output, slot in self.first.items()]), tuple(self.spans), self.size,
+            tuple(ends), tuple(sorted(self.fetched)), tuple(self.scope.loops.values()),
+        )  # fmt: skip
 
 
 @final
@@ -74,26 +118,77 @@ class DecidedOrigin:
 
 
 @final
-class CollectionOrigin:
-    """The origin of a handle to what a loop collects of one part of its state."""
+class EndOrigin:
+    """The origin of a value that the last step of a run with a size returns. fetched: outputs; see Pieces."""
 
-    def __init__(self, loop: LoopParts, place: int) -> None:
-        self.loop, self.place = loop, place
+    def __init__(self, fetched: set[int]) -> None:
+        self.fetched = fetched
+
+    def fetch(self, value: Value | ValueSequence) -> None:
+        self.fetched.add(value.of.index)
+
+    def pick(self, sequence: ValueSequence, index: Value) -> Value:
+        raise AssertionError("an end is no sequence")
+
+
+class SpanOrigin:
+    """The origin of a handle to a sequence whose length values decide. region: where it is. picked: see `at`."""
+
+    length_said = (
+        "the length of what a while_loop collects, or of what is computed of it, is not known while unfolding; return "
+        "it, give it to `map`, `run` or a memory, or read an element by `.at`"
+    )
+
+    def __init__(self, region: OpenRegion, picked: Callable[[ValueSequence, Value], Value]) -> None:
+        self.region, self._picked = region, picked
 
     def fetch(self, value: Value | ValueSequence) -> None:
         raise AssertionError("Decisions.returns takes these")
 
     def pick(self, sequence: ValueSequence, index: Value) -> Value:
-        raise ModelError(f"{at_line()}the steps of a while_loop can only be returned")
+        return self._picked(sequence, index)
+
+
+@final
+class CollectionOrigin(SpanOrigin):
+    """That of what a loop collects of one part of its state. of: this part."""
+
+    def __init__(
+        self, loop: LoopParts, place: int, of: ValueSpec, picked: Callable[[ValueSequence, Value], Value]
+    ) -> None:
+        super().__init__(loop.region, picked)
+        self.loop, self.place, self.of = loop, place, of
+
+
+@final
+class SizedOrigin(SpanOrigin):
+    """That of an output of all nodes of a segment with a size. of: this output."""
+
+    def __init__(self, pieces: Pieces, of: Output, picked: Callable[[ValueSequence, Value], Value]) -> None:
+        super().__init__(pieces.region, picked)
+        self.pieces, self.of = pieces, of
+
+
+def unknown_sequence(origin: SpanOrigin, spec: ValueSpec) -> ValueSequence:
+    """Return a handle to a sequence whose length values decide."""
+    return ValueSequence(range(0), Output(0, spec, origin), open_ended={})
+
+
+def is_unknown(given: object) -> bool:
+    """Whether this is a handle to a sequence whose length values decide."""
+    return type(given) is ValueSequence and isinstance(given.of.origin, SpanOrigin)
 
 
 @final
 class LoopParts:
-    """Of a loop that is recorded: its region, its body, and (number of the collection, place in the state)."""
+    """Of a loop that is recorded: its region, its number as an item, its body, the slot of how much it collects;
+    (number of the collection, place in the state); and place in the state -> (slot of the list, the segment that makes
+    a sequence of it)."""
 
-    def __init__(self, region: OpenRegion, body: OpenRegion) -> None:
-        self.region, self.body = region, body
+    def __init__(self, region: OpenRegion, item: int, body: OpenRegion, count: int) -> None:
+        self.region, self.item, self.body, self.count = region, item, body, count
         self.collected: list[tuple[int, int]] = []
+        self.listed: dict[int, tuple[int, Pieces]] = {}
 
 
 @final
@@ -102,7 +197,7 @@ class OpenRegion:
 
     - fills: for each slot, the item that fills it, or None. waits: for each item, those that it waits for.
     - sources: for slots that no segment fills, the slots whose values they get. values: for the others, what was
-      recorded. held: see Region.
+      recorded. held: see Region; by slot. used: slots of values that something reads.
     - captured: slot outside -> own slot. constants: number -> slot.
     """
 
@@ -117,6 +212,7 @@ class OpenRegion:
         self.sources: dict[int, list[tuple[OpenRegion, int]]] = {}
         self.values: dict[int, Value | ValueSequence] = {}
         self.held: dict[int, tuple[int, int]] = {}
+        self.used: set[int] = set()
         self.captured: dict[int, int] = {}
         self.constants: dict[int, int] = {}
         self.outputs: list[int] = []

@@ -23,19 +23,32 @@ from batchmaker.graph.argument_errors import never_computed
 from batchmaker.graph.misuse import at_line
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.regions import (
+    A_LIST,
     ARGUMENT,
     NO_SLOT,
     Choice,
     Pick,
     Region,
+    Tell,
     WhileLoop,
 )
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import Collected, HostValues, Output, Value, ValueSequence
-from batchmaker.model.arguments import column, sequence_of, single
-from batchmaker.model.cell import copy_type
+from batchmaker.model.arguments import column, sequence_of, single, where
+from batchmaker.model.cell import copy_type, elements
 from batchmaker.model.leaves import built, flat, is_alike, is_data, shown
-from batchmaker.model.open_regions import DECIDED, CollectionOrigin, DecidedOrigin, LoopParts, OpenRegion, Pieces
+from batchmaker.model.open_regions import (
+    DECIDED,
+    CollectionOrigin,
+    DecidedOrigin,
+    LoopParts,
+    OpenRegion,
+    Pieces,
+    SizedOrigin,
+    SpanOrigin,
+    is_unknown,
+    unknown_sequence,
+)
 from batchmaker.model.scope import UnfoldingScope
 from batchmaker.model.stand_ins import StandIn
 
@@ -48,6 +61,8 @@ _ARRAYS: Final = (np.ndarray, Tensor)
 
 Asked = tuple[Any, int, Any, bool]
 """An argument of a call: the cell, the input, what is given, and whether it is a sequence with one element per call."""
+Read = tuple[Any, int, Any]
+"""A memory of a call: the cell, the input, and what is given."""
 
 
 @final
@@ -57,8 +72,8 @@ class Recorded:
 
     - region: the request as a region.
     - values: for each handle that the function returned and that is not of the request's own graph, its output of the
-      region; for a sequence, those of its elements. collections: for each handle of collected steps, the number of the
-      collection. kept: the outputs that the request's sequence keeps.
+      region; for a sequence, those of its elements. collections: for each handle of a sequence whose length values
+      decide, the number of the collection. kept: the outputs that the request's sequence keeps.
     - held: nodes of the request's own graph that may be read later.
     """
 
@@ -83,6 +98,8 @@ class Decisions:
         self._wanted: list[tuple[OpenRegion, int]] = []  # their values must travel to the host
         self._rows: dict[tuple[int, ValueSpec], tuple[Any, Any, ValueSequence]] = {}  # with the data, so ids stay
         self._copies: dict[tuple[Pieces, int, int], Value] = {}
+        self._in_a_row: dict[int, tuple[ValueSequence, ValueSequence]] = {}  # by id, with the copies of the elements
+        self._zeros: dict[ValueSpec, Tensor] = {}
         self._values: dict[Any, int | tuple[int, ...]] = {}
         self._collections: dict[Any, int] = {}
         self._kept: list[int] = []
@@ -94,21 +111,29 @@ class Decisions:
         region = self._now
         found = region.segments.get(needs)
         if found is None:
-            if scope is None:
-                recorder = Recorder(self._recorder.max_nodes)
-                recorder.pick = self._recorder.pick
-                scope = UnfoldingScope(recorder, self._scope.types)
-            found = region.segments[needs] = Pieces(region, scope.recorder, scope, needs)
-            self._pieces[scope.recorder] = found
+            found = region.segments[needs] = self._new_segment(needs, scope)
         return found
+
+    def _new_segment(
+        self, needs: frozenset[int] | None, scope: UnfoldingScope | None = None, size: int = NO_SLOT
+    ) -> Pieces:
+        """Return a new segment of the region that is recorded now. size: see Segment."""
+        if scope is None:
+            recorder = Recorder(self._recorder.max_nodes)
+            recorder.pick = self._recorder.pick
+            scope = UnfoldingScope(recorder, self._scope.types)
+        made = self._pieces[scope.recorder] = Pieces(self._now, scope.recorder, scope, needs, size)
+        if size != NO_SLOT:
+            self._now.wait(made.item, (size,))
+        return made
 
     def _home(self, handle: Value | ValueSequence) -> OpenRegion:
         """Return the region that a handle belongs to."""
         origin = handle.of.origin
         if isinstance(origin, DecidedOrigin) and origin.region is not None:
             return origin.region
-        if isinstance(origin, CollectionOrigin):
-            raise ModelError(f"{at_line()}the length of a while_loop is not known while unfolding; return its steps")
+        if isinstance(origin, SpanOrigin):
+            return origin.region
         found = self._pieces.get(origin)
         if found is None:
             raise InvalidRequestError(f"{at_line()}a handle belongs to another request")
@@ -122,6 +147,7 @@ class Decisions:
             value = self._copy(value)
         home = self._home(value)
         if isinstance(value.of.origin, DecidedOrigin):
+            home.used.add(DECIDED - value.node)
             return self._inside(home, DECIDED - value.node)
         return self._inside(home, self._pieces[value.of.origin].slot_of(value, value.node, 1, 1))
 
@@ -145,35 +171,73 @@ class Decisions:
 
     def _span_of(self, sequence: ValueSequence) -> tuple[int, int, int]:
         """Return the slots of a sequence's first node and of its length, and the step from each node to the next."""
-        len(sequence)
         home = self._home(sequence)
+        if isinstance(sequence.of.origin, SpanOrigin):
+            first, count = self._unknown(sequence.of.origin)
+            return self._inside(home, first), self._inside(home, count), 1
+        len(sequence)
         pieces = self._pieces[sequence.of.origin]
         if not isinstance(sequence.numbers, range) or not sequence.numbers or sequence.numbers.start <= ARGUMENT:
-            (sequence,) = pieces.recorder.map(self._row_type(sequence.spec), [sequence])
+            if id(sequence) not in self._in_a_row:
+                (made,) = pieces.recorder.map(self._row_type(sequence.spec), [sequence])
+                self._in_a_row[id(sequence)] = (sequence, made)
+            sequence = self._in_a_row[id(sequence)][1]
         numbers = cast(range, sequence.numbers)
         slot = pieces.slot_of(sequence, numbers.start, len(numbers), numbers.step)
         return self._inside(home, slot), self._inside(home, home.constant(len(numbers))), numbers.step
+
+    def _unknown(self, origin: SpanOrigin) -> tuple[int, int]:
+        """Return the slots, in its own region, of the first node and of the length of a sequence whose length values
+        decide. Of what a loop has collected, a segment makes nodes in a row."""
+        if isinstance(origin, SizedOrigin):
+            return origin.pieces.first_of(origin.of), origin.pieces.size
+        assert isinstance(origin, CollectionOrigin)
+        loop, region = origin.loop, origin.region
+        if origin.place not in loop.listed:
+            outside, self._now = self._now, region
+            head = region.new_slot(loop.item)
+            region.new_slot(loop.item)
+            made = self._new_segment(None, size=loop.count)
+            column = made.span((head, loop.count, A_LIST), origin.of)
+            made.recorder.map(self._row_type(origin.of), [column])
+            loop.listed[origin.place] = (head, made)
+            self._now = outside
+        made = loop.listed[origin.place][1]
+        return made.first_of(Output(0, origin.of, made.recorder)), loop.count
 
     def _needs_of(self, handle: Value | ValueSequence) -> frozenset[int]:
         """Return the decisions, of the region that is recorded now, that a handle waits for."""
         if self._path_from(self._home(handle)):
             return frozenset()
         origin = handle.of.origin
+        if isinstance(origin, SpanOrigin):
+            return self._now.needs_of(self._unknown(origin)[0])
         if isinstance(origin, DecidedOrigin):
             return self._now.needs_of(DECIDED - cast(Value, handle).node)
         return self._pieces[origin].needs
 
     # --- where calls go -----------------------------------------------------------------------------------------------
 
-    def place(self, asked: Sequence[Asked], *, as_nodes: bool = True) -> tuple[UnfoldingScope, list[Any]]:
-        """Return the scope of the segment that a call goes to, and the call's arguments there.
+    def place(
+        self,
+        asked: Sequence[Asked],
+        memories: Sequence[Read] = (),
+        *,
+        as_nodes: bool = True,
+        may_have_size: bool = False,
+    ) -> tuple[UnfoldingScope, list[Any], list[Any]]:
+        """Return the scope of the segment that a call goes to, and the call's arguments and memories there.
 
-        as_nodes: sequences must consist of nodes of the segment.
+        as_nodes: sequences must consist of nodes of the segment. may_have_size: the call is a map or a run of `asked`,
+        so these may be sequences whose length values decide. Then the segment has this length as its size, what is
+        recorded there is one node or step, and `results` must be asked what the call returns.
         """
-        handles = [handle for _, _, given, _ in asked for handle in _handles(given)]
-        pieces = self._segment(frozenset().union(*map(self._needs_of, handles)))
+        handles = [handle for one in (*asked, *memories) for handle in _handles(one[2])]
+        pieces = self._segment_of_size(asked) if may_have_size else None
+        if pieces is None:
+            pieces = self._segment(frozenset().union(*map(self._needs_of, handles)))
         if pieces.recorder is self._recorder:
-            return pieces.scope, [given for _, _, given, _ in asked]
+            return pieces.scope, [given for _, _, given, _ in asked], [given for _, _, given in memories]
         placed = list[Any]()
         for cell, port, given, is_column in asked:
             if given is None or type(given) is Value:
@@ -183,16 +247,78 @@ class Decisions:
             if not is_column:
                 placed.append(self._here(pieces, self._row(single(cell, given, known, port), given)))
                 continue
+            if pieces.size != NO_SLOT:
+                placed.append(pieces.span(self._span_of(given), given.spec))
+                continue
             placed.append(self._sequence_here(pieces, cell, known, port, given, as_nodes=as_nodes))
-        return pieces.scope, placed
+        return pieces.scope, placed, [self._memory_here(pieces, *read) for read in memories]
 
-    def is_decided(self, given: Sequence[Any]) -> bool:
-        """Whether a call with these arguments is inside a branch or an iteration, or waits for a decision."""
-        return self._now is not self._whole or any(self._needs_of(one) for part in given for one in _handles(part))
+    def _segment_of_size(self, asked: Sequence[Asked]) -> Pieces | None:
+        """Return a new segment for a call of sequences whose length values decide; None if no sequence is such."""
+        columns = [(cell, given) for cell, _, given, is_column in asked if is_column]
+        unknown = [given for _, given in columns if is_unknown(given)]
+        if not unknown:
+            return None
+        sizes = {self._span_of(given)[1] for given in unknown}
+        if len(unknown) < len(columns) or len(sizes) > 1:
+            raise ModelError(
+                f"{at_line()}{where(columns[0][0])}: beside what a while_loop has collected, all sequences of the call "
+                "must be collected by the same loop, because their lengths must be equal"
+            )
+        return self._new_segment(None, size=sizes.pop())
+
+    def results(self, scope: UnfoldingScope, outputs: Sequence[Any], state: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """Return what a map or a run returns that went to this scope; see `place`.
+
+        outputs: of the one node or step. state: of a run, the first state, with None for zeros.
+        """
+        pieces = self._pieces.get(scope.recorder)
+        if pieces is None or pieces.size == NO_SLOT:
+            return tuple(outputs)
+        begins, found = [None] * (len(outputs) - len(state)) + list(state), list[Any]()
+        slots = {value.node: slot for slot, value in pieces.arguments.items()}
+        for k, (output, begin) in enumerate(zip(outputs, begins, strict=True)):
+            of, init = output.of, NO_SLOT
+            steps = unknown_sequence(SizedOrigin(pieces, of, self._recorder.pick), of.spec)
+            if type(output) is ValueSequence:
+                found.append(steps)
+                continue
+            if begin is not None:
+                init = slots[begin.node]
+            elif k >= len(outputs) - len(state):
+                dtype: torch.dtype = getattr(torch, of.spec.dtype)
+                zeros = self._zeros.setdefault(of.spec, torch.zeros(of.spec.shape, dtype=dtype))  # so it is made once
+                init = self._slot_of(self._row_of(zeros, of.spec))
+                pieces.region.wait(pieces.item, (init,))
+            found.append(pieces.region.handle(pieces.end_of(of, init), of.spec, Collected(steps)))
+        return tuple(found)
+
+    def _memory_here(self, pieces: Pieces, cell: Any, port: int, given: Any) -> Any:
+        """Return a memory inside a segment: a sequence of its nodes, or a span."""
+        if given is None or (type(given) is Value and not given.spec.shape):
+            return given  # the cell says what is wrong
+        if type(given) is not ValueSequence:
+            given = self._made_sequence(pieces, cell, port, given)
+        if given.of.origin is pieces.recorder and pieces.size == NO_SLOT:
+            return given
+        return pieces.span(self._span_of(given), given.spec)
+
+    def _made_sequence(self, pieces: Pieces, cell: Any, port: int, given: Any) -> ValueSequence:
+        """Return a value, a list of values or data as a sequence of nodes. pieces: of the call that reads it."""
+        known = self._scope.types.known(cell)
+        home = pieces
+        if pieces.size != NO_SLOT:
+            home = self._segment(frozenset().union(*map(self._needs_of, _handles(given))))
+        if type(given) is Value:
+            return elements(home.scope, self._here(home, given))
+        if type(given) is not StandIn and isinstance(given, list | tuple) and {*map(type, given)} == {Value}:
+            return self._sequence_here(home, cell, known, port, given, as_nodes=True)
+        made = column(cell, given, known, port)
+        return self._sequence(made, given) if isinstance(made, HostValues) else made
 
     def _here(self, pieces: Pieces, value: Value) -> Value:
         """Return a handle to a value inside a segment: an argument, unless it is computed there."""
-        if value.of.origin is pieces.recorder and not value.ends_open_loop:
+        if value.of.origin is pieces.recorder:
             return value
         slot = self._slot_of(value)
         if slot not in pieces.arguments:
@@ -319,7 +445,7 @@ class Decisions:
             for (inner, _), part in zip(made, parts, strict=True):
                 self._give(inner, (self._value(part, spec),))
             region.sources[slot] = [(inner, inner.outputs[-1]) for inner, _ in made]
-            region.held[slot] = (1, 1)
+            region.held[slot] = (region.constant(1), 1)
             results.append(slot)
             handles.append(region.handle(slot, spec))
         inners = [inner for inner, _ in made]
@@ -376,23 +502,23 @@ class Decisions:
             is_read = type(part) is Value or slot in body.captured or first != NO_SLOT or limit == 0
             begins.append(self._slot_of(self._value(part, one)) if is_read else NO_SLOT)
         for k, slot in enumerate(state):
-            region.held[slot] = (1, 1)
+            region.held[slot] = (region.constant(1), 1)
             region.sources[slot] = [(body, body.outputs[k]), *[(region, begins[k])][: begins[k] != NO_SLOT]]
         most, progress = region.constant(limit), region.new_slot()
         region.new_slot(), region.new_slot()
-        parts = LoopParts(region, body)
+        parts = LoopParts(region, item, body, region.new_slot(item))
         outside = [slot for slot in body.captured if slot not in state]
         region.wait(item, [slot for slot in (first, *begins, *outside) if slot != NO_SLOT])
         region.items[item] = lambda: WhileLoop(
-            first, body.branch(), tuple(state), tuple(begins), most, progress, tests, filters, tuple(parts.collected)
-        )
+            first, body.branch(), tuple(state), tuple(begins), most, progress, tests, filters, tuple(parts.collected),
+            tuple([(head, place) for place, (head, _) in parts.listed.items()]),
+        )  # fmt: skip
         result, place = list[Any](), 0
         for part, spec in zip(handles, specs, strict=True):
             if spec is None:
                 result.append(part)
                 continue
-            origin = CollectionOrigin(parts, place)
-            steps = ValueSequence(range(0), Output(0, spec, origin), open_ended={})
+            steps = unknown_sequence(CollectionOrigin(parts, place, spec, self._recorder.pick), spec)
             result.append(region.handle(state[place], spec, Collected(steps)))
             place += 1
         return built(init, iter(result))
@@ -440,16 +566,26 @@ class Decisions:
     def returns(self, handle: Value | ValueSequence) -> bool:
         """Note that a handle is part of the result. False if it is of the request's own graph, or of nobody."""
         origin = handle.of.origin
-        if isinstance(origin, CollectionOrigin):
-            if origin.loop.region is not self._whole:
+        if isinstance(origin, SpanOrigin):
+            if origin.region is not self._whole:
                 raise ModelError("the steps of a while_loop inside a branch or another loop cannot be returned")
             if handle not in self._collections:
                 number = self._collections[handle] = len(self._collections)
-                origin.loop.collected.append((number, origin.place))
-                self._wanted.append((origin.loop.body, origin.loop.body.outputs[origin.place]))
+                if isinstance(origin, CollectionOrigin):
+                    origin.loop.collected.append((number, origin.place))
+                    self._wanted.append((origin.loop.body, origin.loop.body.outputs[origin.place]))
+                else:
+                    self._tell(number, *self._unknown(origin))
             return True
         if not (isinstance(origin, DecidedOrigin) or origin in self._pieces):
             return False
+        if isinstance(handle, ValueSequence) and handle.open_ended:
+            if origin is self._recorder:
+                return False
+            raise ModelError(
+                "the steps of a loop with `until` that depends on a decision, or is inside one, cannot be returned; "
+                "use bm.while_loop, whose steps can"
+            )
         values = [handle] if type(handle) is Value else list(handle)
         if origin is self._recorder:
             if all(value.node >= self._recorder.num_kept for value in values):
@@ -459,6 +595,14 @@ class Decisions:
         self._wanted += [(self._whole, self._whole.outputs[place]) for place in places]
         self._values[handle] = places[0] if type(handle) is Value else places
         return True
+
+    def _tell(self, number: int, first: int, count: int) -> None:
+        """Let the elements of a sequence of the request's region go to the caller."""
+        region = self._whole
+        item, progress = region.new_item(), region.new_slot()
+        region.wait(item, (first, count))
+        region.items[item] = lambda: Tell(number, first, count, 1, progress)
+        self._wanted.append((region, first))
 
     def keeps(self, value: Value) -> int | None:
         """Let the request's sequence keep a value; return the value's place among those that are kept so.
@@ -516,6 +660,11 @@ def _agreed(what: str, names: Sequence[str], parts: Sequence[Any]) -> ValueSpec 
     """Return the spec of a part of what branches return; None if it is the same data in all."""
     values = [part for part in parts if type(part) is Value]
     for name, part in zip(names, parts, strict=True):
+        if is_unknown(part):
+            raise ModelError(
+                f"{at_line()}{what}: {name} returns a sequence whose length values decide; return what a run over it "
+                "gives, or an element"
+            )
         if type(part) is ValueSequence:
             raise ModelError(f"{at_line()}{what}: {name} returns a sequence; return its elements, as a list")
         if not values and not is_alike(parts[0], part):

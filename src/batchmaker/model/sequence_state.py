@@ -69,15 +69,15 @@ def keep(structure: Any, recorder: Recorder, decisions: Any = None) -> KeptState
         else:
             decided[id(handle)] = place
     for handle in found:
+        if isinstance(handle, ValueSequence) and handle.open_ended and handle.values is None:
+            raise ModelError(
+                "the steps of a loop with `until` or of a while_loop cannot be kept for the next chunk; keep its last "
+                "output, or wait for those of a loop with `until`: `words = yield loop.steps`"
+            )
         if handle.origin is not recorder:
             raise foreign("the state that unfold_chunk returned")
         if isinstance(handle, Value) and handle.is_missing:
             raise never_computed("the state that unfold_chunk returned")
-        if isinstance(handle, ValueSequence) and handle.open_ended and handle.values is None:
-            raise ModelError(
-                "the steps of a loop with `until` cannot be kept for the next chunk; keep its last output, or wait for "
-                "them: `words = yield loop.steps`"
-            )
     found = [handle for handle in found if isinstance(handle, Value) or not handle.open_ended]
     parts = [handle.nodes if isinstance(handle, ValueSequence) else np.array([handle.node]) for handle in found]
     nodes = np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)

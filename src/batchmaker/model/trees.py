@@ -56,7 +56,7 @@ def _placed(
     first, several = given[0][0], leaves if isinstance(leaves, tuple) else (leaves,)
     asked = [(first.cell, len(first.inputs) + k, leaf, True) for k, leaf in enumerate(several)]
     asked += [(part.cell, port, one, True) for part, _ in given for port, one in enumerate(part.inputs)]
-    scope, placed = scope.decisions.place(asked)
+    scope, placed, _ = scope.decisions.place(asked)
     at, made = len(several), list[tuple[TreeCalls, Ints]]()
     for part, children in given:
         end = at + len(part.inputs)

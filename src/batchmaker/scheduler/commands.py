@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import NewType
+from typing import Any, NewType
 
 import numpy as np
 
@@ -270,9 +270,13 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class NodesBegun:
-    """Values have let more nodes begin: the nodes below `num_nodes` may run from now on."""
+    """Values have let more nodes begin: the nodes below `num_nodes` may run from now on.
+
+    loops: the loops among them that end at a value: the request, its first node, and those of its segment.
+    """
 
     num_nodes: int
+    loops: tuple[tuple[RequestId, int, tuple[Any, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -536,7 +536,7 @@ class Scheduler(View):
         if outcome.begun.shape[1]:
             slots, forms, bases = outcome.begun
             graphs = [self._frames.patterns[form] for form in forms.tolist()]
-            commands.append(NodesBegun(int(state.arena.counts[NODES])))
+            commands.append(NodesBegun(int(state.arena.counts[NODES]), self._frames.loops_begun(outcome.begun)))
             if state.observed or self._urgency is not None:
                 self._note_begun(slots, bases, graphs)
         for slot, number, node, output in outcome.collected:

@@ -1,7 +1,8 @@
 """Decisions as one compiled loop: values are looked at, and copies of the regions that they choose begin.
 
 A *frame* is a region that has begun. It has a block of int64: a word for each slot, then for each item how many items
-it still waits for. In a slot is a node with one of its outputs (`node * OUTPUTS + output`), or a number, or NOWHERE.
+it still waits for. In a slot is a node with one of its outputs (`node * OUTPUTS + output`), or a number, or the first
+place of a list, or NOWHERE.
 
 The code of regions is one array of int64; `Decisions` writes it. A region is known by where it begins there.
 """
@@ -16,9 +17,7 @@ from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_within, number
 from batchmaker.scheduler.addresses import row_at, state_at, table_at
 from batchmaker.scheduler.arrive import begin_copies, has_room
-from batchmaker.scheduler.copies import (
-    forms_at,
-)
+from batchmaker.scheduler.copies import forms_at
 from batchmaker.scheduler.layout import (
     ALIVE,
     BASE,
@@ -35,6 +34,7 @@ from batchmaker.scheduler.layout import (
     POOL,
     ROW,
     STATE,
+    STEP_SHIFT,
     SUBGRAPH,
     TYPE,
     USES,
@@ -46,26 +46,39 @@ OUTPUTS: Final = number(64)
 # --- regions: the words of a header, and of the items that it leads to -----------------------------------------------
 
 (
-    NUM_SLOTS, NUM_ITEMS, ITEMS_AT, OUTPUTS_AT, NUM_OUTPUTS, CONSTANTS_AT, NUM_CONSTANTS, HELD_AT, NUM_HELD, FREE,
-    HEADER_WORDS,
-) = map(number, range(11))  # fmt: skip
+    NUM_SLOTS, NUM_ITEMS, ITEMS_AT, OUTPUTS_AT, NUM_OUTPUTS, CONSTANTS_AT, NUM_CONSTANTS, HELD_AT, NUM_HELD, LISTS_AT,
+    NUM_LISTS, FREE, HEADER_WORDS,
+) = map(number, range(13))  # fmt: skip
 """ITEMS_AT: where the places of the items are. CONSTANTS_AT: pairs of a slot and a number. HELD_AT: threes of a slot,
-a count and a step. FREE: the first of the region's frames that are free, or NOWHERE."""
+the slot of a count, and a step. LISTS_AT: slots of lists. FREE: the first of the region's frames that are free, or
+NOWHERE."""
 
 KIND, NUM_NEEDS, FOLLOWS_AT, NUM_FOLLOWS, ITEM_WORDS = map(number, range(5))
-SEGMENT, CHOICE, LOOP, PICK, RETURN = map(number, range(5))
-OF_FORM, ARGUMENTS_AT, NUM_ARGUMENTS, READS_AT, NUM_READS, EXPORTS_AT, NUM_EXPORTS = map(number, range(4, 11))
+SEGMENT, CHOICE, LOOP, PICK, TELL = map(number, range(5))
+(
+    OF_FORM, ARGUMENTS_AT, NUM_ARGUMENTS, READS_AT, NUM_READS, EXPORTS_AT, NUM_EXPORTS, SPANS_AT, NUM_SPANS,
+    COLUMNS_AT, NUM_COLUMNS, MEMORIES_AT, NUM_MEMORIES, SIZE_AT, ENDS_AT, NUM_ENDS, FORMS_AT, NUM_FORMS,
+) = map(number, range(4, 22))  # fmt: skip
 """Of a segment. OF_FORM: NOWHERE for the request's own graph. READS_AT: threes of an input, a node and an argument.
-EXPORTS_AT: threes of a slot, a node and an output."""
+EXPORTS_AT: threes of a slot, a node and an output. SPANS_AT: threes as in `Segment.spans`. COLUMNS_AT: pairs of an
+input and a span, of which each node takes an element. MEMORIES_AT: fives of an input, the first node that reads, how
+many do (NOWHERE: all), whether they are a run, and a span.
+
+Of one with a size: SIZE_AT: the slot of its size, otherwise NOWHERE. OF_FORM: the number of its kind. ENDS_AT: threes
+as in `Segment.ends`. FORMS_AT: for each size below NUM_FORMS the form, or NOWHERE."""
 INDEX, IS_COND, BRANCHES_AT, NUM_BRANCHES, RESULTS_AT, NUM_RESULTS = map(number, range(4, 10))
 """Of a choice. BRANCHES_AT: for each branch its region, and where and how many the pairs of slots are that it captures:
 its own, and the one outside."""
-GOING, BODY_AT, STATE_AT, NUM_STATE, INIT_AT, LIMIT, PROGRESS, TESTS, FILTERS, COLLECTED_AT, NUM_COLLECTED = map(
-    number, range(4, 15)
-)
-"""Of a loop. BODY_AT: as for a branch. PROGRESS: the first of three slots: iterations so far, and what the body
-last said about going on and about collecting."""
+(
+    GOING, BODY_AT, STATE_AT, NUM_STATE, INIT_AT, LIMIT, PROGRESS, TESTS, FILTERS, COLLECTED_AT, NUM_COLLECTED,
+    LISTED_AT, NUM_LISTED,
+) = map(number, range(4, 17))  # fmt: skip
+"""Of a loop. BODY_AT: as for a branch. PROGRESS: the first of four slots: iterations so far, what the body last said
+about going on and about collecting, and how many iterations were collected. LISTED_AT: pairs as in `WhileLoop.listed`.
+"""
 PICK_INDEX, FIRST_OF, COUNT_OF, STEP_OF, RESULT = map(number, range(4, 9))
+COLLECTION, TOLD = map(number, (4, 8))
+"""Of what is told, beside FIRST_OF to STEP_OF. TOLD: the slot of how many elements have been."""
 
 # --- frames, who waits, messages ---------------------------------------------------------------------------------
 
@@ -78,19 +91,25 @@ WAITING_FRAME, WAITING_ITEM, NEXT_WAITING, WAITING_FIELDS = map(number, range(4)
 """Who waits for a node to be done. WAITING_FRAME is NOWHERE for a node that is to be let go then: WAITING_ITEM."""
 (
     NUM_FRAMES, HEAP_TOP, NUM_WAITING, FREE_WAITING, NUM_QUEUED, NUM_MESSAGE_WORDS, NUM_BEGINNING, WANTED_FORM,
-    WANTED_SLOT, MOST_WORDS, MOST_NODES, NUM_FAILED, MACHINE_COUNTS,
-) = map(number, range(13))  # fmt: skip
-"""WANTED_FORM, WANTED_SLOT: for which segment of which request there is no room. MOST_WORDS: what one item of any
-region may need of any table. MOST_NODES: of one request."""
+    WANTED_SLOT, MOST_WORDS, MOST_NODES, NUM_FAILED, WANTED_SIZE, MOST_HELD, MACHINE_COUNTS,
+) = map(number, range(15))  # fmt: skip
+"""WANTED_FORM, WANTED_SLOT: for which segment of which request there is no room, or where in the code the segment is
+that has no form for WANTED_SIZE. MOST_WORDS: what one item of any region may need of any table; MOST_HELD: beside
+it, of those that wait, because of spans whose length values decide. MOST_NODES: of one request."""
 FINISHED, COLLECTED, FAILED = map(number, range(3))
 """Messages, as words: FINISHED, slot, number of outputs, outputs. COLLECTED, slot, collection, place, 0. FAILED,
 slot, reason, what was wanted, what there is."""
 BEGINNING_SLOT, BEGINNING_FORM, BEGINNING_BASE, BEGINNING_FIELDS = map(number, range(4))
 """The segments that have begun, each with its first node."""
-BAD_INDEX, BAD_BRANCH, TOO_MANY_NODES = map(number, range(3))
+BAD_INDEX, BAD_BRANCH, TOO_MANY_NODES, NO_STEP = map(number, range(4))
 MESSAGE_WORDS: Final = number(5)
-ALL_DONE, SOME_FAILED, NOT_BEGUN, LACKS_MACHINE, LACKS_NUMBERS = map(number, range(5))
+ALL_DONE, SOME_FAILED, NOT_BEGUN, LACKS_MACHINE, LACKS_NUMBERS, LACKS_FORM = map(number, range(6))
 ZERO, ONE = map(number, range(2))
+A_LIST: Final = number(0)
+"""See `batchmaker.graph.regions`."""
+IN_LIST, NEXT_IN_LIST, LIST_FIELDS = map(number, range(3))
+"""A word of a list, and the place of the next one, or NOWHERE. At place 0 are how many places of the table have been
+used, and the first free one, or NOWHERE."""
 
 
 class Machine(NamedTuple):
@@ -102,7 +121,7 @@ class Machine(NamedTuple):
     - first_frame, num_nodes: [slots] of each request its first frame, or NOWHERE; and its nodes so far, or NOWHERE once
       it has failed.
     - queue: [2, room] frames and items that can go on. messages: [room]. beginning: [BEGINNING_FIELDS, room].
-    - counts: [MACHINE_COUNTS].
+    - counts: [MACHINE_COUNTS]. lists: [LIST_FIELDS, room] what loops have collected.
     """
 
     code: Ints
@@ -117,6 +136,7 @@ class Machine(NamedTuple):
     messages: Ints
     beginning: Ints
     counts: Ints
+    lists: Ints
 
 
 @compiled_within
@@ -124,7 +144,7 @@ def machine_at(a: Ints) -> Machine:
     """Return the tables at these addresses; see `addresses_of`."""
     return Machine(
         row_at(a, 0), table_at(a, 1), row_at(a, 2), row_at(a, 3), table_at(a, 4), table_at(a, 5), row_at(a, 6),
-        row_at(a, 7), table_at(a, 8), row_at(a, 9), table_at(a, 10), row_at(a, 11),
+        row_at(a, 7), table_at(a, 8), row_at(a, 9), table_at(a, 10), row_at(a, 11), table_at(a, 12),
     )  # fmt: skip
 
 
@@ -150,6 +170,49 @@ def _first_not_done(nodes: Ints, subgraphs: Ints, code: Ints, heap: Ints, block:
         if tail != NOWHERE:
             return tail
     return int(NOWHERE)
+
+
+@compiled_within
+def _first_of_spans_not_done(
+    nodes: Ints, subgraphs: Ints, code: Ints, heap: Ints, block: int, at: int, count: int
+) -> int:
+    """As `_first_not_done`, for these spans. What is in a list was done when it was collected."""
+    for k in range(at, at + 3 * count, 3):
+        first, step = heap[block + code[k]], code[k + 2]
+        for i in range(heap[block + code[k + 1]] if step != A_LIST else ZERO):
+            tail = _not_done(nodes, subgraphs, first + i * step * OUTPUTS)
+            if tail != NOWHERE:
+                return tail
+    return int(NOWHERE)
+
+
+@compiled_within
+def _add_to_list(lists: Ints, heap: Ints, head: int, word: int) -> None:
+    """Put a word at the end of a list. head: where in the heap the list's first place is, and behind it its last."""
+    place = lists[NEXT_IN_LIST, ZERO]
+    if place != NOWHERE:
+        lists[NEXT_IN_LIST, ZERO] = lists[NEXT_IN_LIST, place]
+    else:
+        place = lists[IN_LIST, ZERO]
+        lists[IN_LIST, ZERO] += 1
+    lists[IN_LIST, place], lists[NEXT_IN_LIST, place] = word, NOWHERE
+    if heap[head] == NOWHERE:
+        heap[head] = place
+    else:
+        lists[NEXT_IN_LIST, heap[head + 1]] = place
+    heap[head + 1] = place
+
+
+@compiled_within
+def _end_list(lists: Ints, heap: Ints, head: int) -> None:
+    """Give back the places of a list; it is empty then."""
+    place = heap[head]
+    heap[head] = NOWHERE
+    while place != NOWHERE:
+        following = lists[NEXT_IN_LIST, place]
+        lists[NEXT_IN_LIST, place] = lists[NEXT_IN_LIST, ZERO]
+        lists[NEXT_IN_LIST, ZERO] = place
+        place = following
 
 
 @compiled_within
@@ -250,16 +313,9 @@ def _hold_less(nodes: Ints, subgraphs: Ints, types: Ints, pools: Ints, rows: Int
 
 @compiled_within
 def _let_go(
-    nodes: Ints,
-    subgraphs: Ints,
-    types: Ints,
-    pools: Ints,
-    rows: Ints,
-    waits: Ints,
-    waiting: Ints,
-    counts: Ints,
+    nodes: Ints, subgraphs: Ints, types: Ints, pools: Ints, rows: Ints, waits: Ints, waiting: Ints, counts: Ints,
     node: int,
-) -> None:
+) -> None:  # fmt: skip
     """Let one slot less keep a node alive. A node on a worker is let go when it is done."""
     tail = _tail(nodes, subgraphs, node)
     if nodes[ROW, node] != NOWHERE and nodes[STATE, tail] != DONE:
@@ -302,12 +358,13 @@ def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
     """Let go on what waited for these nodes, which are done, and all that follows from it.
 
     Returns ALL_DONE, or SOME_FAILED if that has failed requests; or, if some table lacks room, LACKS_MACHINE or
-    LACKS_NUMBERS: then call it again, without the nodes; or NOT_BEGUN: then with them.
+    LACKS_NUMBERS, and LACKS_FORM if a segment has no form of the size: then call it again, without the nodes; or
+    NOT_BEGUN: then with them.
     """
     state, forms, m = state_at(addresses), forms_at(forms_addresses), machine_at(machine_addresses)
     nodes, subgraphs, requests, types = state.nodes, state.subgraphs, state.requests, state.types
     code, frames, heap, queue, counts = m.code, m.frames, m.heap, m.queue, m.counts
-    waits, waiting, messages = m.waits, m.waiting, m.messages
+    waits, waiting, messages, lists = m.waits, m.waiting, m.messages, m.lists
     one, of_slot = np.empty(1, np.int64), np.empty(1, np.int64)
     if counts[NUM_QUEUED] + counts[NUM_WAITING] + counts[MOST_WORDS] > queue.shape[1]:
         return int(NOT_BEGUN)
@@ -329,10 +386,11 @@ def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
         if (
             counts[NUM_FRAMES] + 1 > frames.shape[1]
             or counts[HEAP_TOP] + counts[MOST_WORDS] > len(heap)
-            or counts[NUM_WAITING] + counts[MOST_WORDS] > waiting.shape[1]
+            or counts[NUM_WAITING] + counts[MOST_WORDS] + counts[MOST_HELD] > waiting.shape[1]
             or counts[NUM_QUEUED] + counts[MOST_WORDS] > queue.shape[1]
             or counts[NUM_MESSAGE_WORDS] + counts[MOST_WORDS] > len(messages)
             or counts[NUM_BEGINNING] + 1 > m.beginning.shape[1]
+            or lists[IN_LIST, 0] + counts[MOST_WORDS] > lists.shape[1]
         ):
             return int(LACKS_MACHINE)
         top = counts[NUM_QUEUED] - 1
@@ -380,7 +438,7 @@ def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
             held = code[region + HELD_AT]
             for k in range(held, held + 3 * code[region + NUM_HELD], 3):
                 begin = heap[block + code[k]]
-                for j in range(code[k + 1] if begin != NOWHERE else 0):
+                for j in range(heap[block + code[k + 1]] if begin != NOWHERE else ZERO):
                     _let_go(state.nodes, subgraphs, types, state.pools, state.free_rows, waits, waiting, counts,
                             begin // OUTPUTS + j * code[k + 2])  # fmt: skip
             _free_frame(code, frames, m.first_frame, frame)
@@ -398,17 +456,43 @@ def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
             continue
         if kind == SEGMENT:
             form, arguments = code[record + OF_FORM], code[record + ARGUMENTS_AT]
+            spans = code[record + SPANS_AT]
             tail = _first_not_done(nodes, subgraphs, code, heap, block, arguments, code[record + NUM_ARGUMENTS])
+            if tail == NOWHERE:
+                tail = _first_of_spans_not_done(nodes, subgraphs, code, heap, block, spans, code[record + NUM_SPANS])
             if tail != NOWHERE:
                 counts[NUM_QUEUED] = top
                 _wait(waits, waiting, counts, tail, frame, item)
                 continue
-            num_nodes = forms.counts[1, form]
+            size = ONE
+            if code[record + SIZE_AT] != NOWHERE:
+                size = heap[block + code[record + SIZE_AT]]
+            if size == 0:  # no node: what the last one would return is the state at first
+                counts[NUM_QUEUED] = top
+                has_ends, at = True, code[record + ENDS_AT]
+                for k in range(at, at + 3 * code[record + NUM_ENDS], 3):
+                    if code[k + 2] == NOWHERE:
+                        has_ends = False
+                        continue
+                    heap[block + code[k]] = heap[block + code[k + 2]]
+                    nodes[HELD, heap[block + code[k]] // OUTPUTS] += 1
+                if has_ends:
+                    _ended(code, frames, heap, queue, counts, frame, item)
+                else:
+                    m.num_nodes[slot] = NOWHERE
+                    _post(messages, counts, FAILED, slot, NO_STEP, ZERO, ZERO)
+                continue
+            num_nodes = forms.counts[1, form] if code[record + SIZE_AT] == NOWHERE else size
             if m.num_nodes[slot] + num_nodes > counts[MOST_NODES]:
                 counts[NUM_QUEUED] = top
                 m.num_nodes[slot] = NOWHERE
                 _post(messages, counts, FAILED, slot, TOO_MANY_NODES, num_nodes, counts[MOST_NODES])
                 continue
+            if code[record + SIZE_AT] != NOWHERE:
+                form = code[code[record + FORMS_AT] + size] if size < code[record + NUM_FORMS] else NOWHERE
+                if form == NOWHERE:
+                    counts[WANTED_FORM], counts[WANTED_SLOT], counts[WANTED_SIZE] = record, slot, size
+                    return int(LACKS_FORM)
             one[0] = form
             if not has_room(state, forms, one):
                 counts[WANTED_FORM], counts[WANTED_SLOT] = form, slot
@@ -426,14 +510,53 @@ def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
                     pool = types[POOL, subgraphs[TYPE, nodes[SUBGRAPH, source]]]
                     state.source[code[k], node] = source
                     state.source_table[code[k], node] = state.pools[FIRST_TABLE, pool] + read % OUTPUTS
+            at = code[record + COLUMNS_AT]
+            for k in range(at, at + 2 * code[record + NUM_COLUMNS], 2):
+                span = spans + 3 * code[k + 1]
+                read, step, place = heap[block + code[span]], code[span + 2], heap[block + code[span]]
+                for i in range(size):
+                    if step == A_LIST:
+                        read = lists[IN_LIST, place]
+                        place = lists[NEXT_IN_LIST, place]
+                    source, node = read // OUTPUTS, base + i
+                    nodes[USES, source] += 1
+                    if state.rules[PLAN_ROWS]:
+                        pool = types[POOL, subgraphs[TYPE, nodes[SUBGRAPH, source]]]
+                        state.source[code[k], node] = source
+                        state.source_table[code[k], node] = state.pools[FIRST_TABLE, pool] + read % OUTPUTS
+                    read += step * OUTPUTS
+                if step == A_LIST:
+                    place = heap[block + code[span]]
+                    while place != NOWHERE:
+                        _hold_less(nodes, subgraphs, types, state.pools, state.free_rows,
+                                   lists[IN_LIST, place] // OUTPUTS)  # fmt: skip
+                        place = lists[NEXT_IN_LIST, place]
+                    _end_list(lists, heap, block + code[span])
+            at = code[record + MEMORIES_AT]
+            for k in range(at, at + 5 * code[record + NUM_MEMORIES], 5):
+                span = spans + 3 * code[k + 4]
+                read, length, step = heap[block + code[span]], heap[block + code[span + 1]], code[span + 2]
+                num_readers = size if code[k + 2] == NOWHERE else code[k + 2]
+                for i in range(length):
+                    nodes[USES, read // OUTPUTS + i * step] += ONE if code[k + 3] else num_readers
+                if length > 0 and state.rules[PLAN_ROWS]:
+                    source = read // OUTPUTS
+                    pool = types[POOL, subgraphs[TYPE, nodes[SUBGRAPH, source]]]
+                    for node in range(base + code[k + 1], base + code[k + 1] + num_readers):
+                        state.source[code[k], node] = source
+                        state.source_table[code[k], node] = state.pools[FIRST_TABLE, pool] + read % OUTPUTS
+                        state.reach[code[k], node] = length + (step << STEP_SHIFT)
             at = code[record + EXPORTS_AT]
             for k in range(at, at + 3 * code[record + NUM_EXPORTS], 3):
                 heap[block + code[k]] = (base + code[k + 1]) * OUTPUTS + code[k + 2]
+            at = code[record + ENDS_AT]
+            for k in range(at, at + 3 * code[record + NUM_ENDS], 3):
+                heap[block + code[k]] = (base + size - 1) * OUTPUTS + code[k + 1]
             at = code[region + HELD_AT]
             for k in range(at, at + 3 * code[region + NUM_HELD], 3):
                 begin = heap[block + code[k]]
                 if begin != NOWHERE and base <= begin // OUTPUTS < base + num_nodes:
-                    for j in range(code[k + 1]):
+                    for j in range(heap[block + code[k + 1]]):
                         nodes[HELD, begin // OUTPUTS + j * code[k + 2]] += 1
             at = counts[NUM_BEGINNING]
             m.beginning[BEGINNING_SLOT, at], m.beginning[BEGINNING_FORM, at] = slot, form
@@ -458,6 +581,21 @@ def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
             heap[block + code[record + RESULT]] = element
             _ended(code, frames, heap, queue, counts, frame, item)
             continue
+        if kind == TELL:
+            told = max(heap[block + code[record + TOLD]], ZERO)
+            if told >= heap[block + code[record + COUNT_OF]]:
+                _ended(code, frames, heap, queue, counts, frame, item)
+                continue
+            word = heap[block + code[record + FIRST_OF]] + told * code[record + STEP_OF] * OUTPUTS
+            tail = _not_done(nodes, subgraphs, word)
+            if tail != NOWHERE:
+                _wait(waits, waiting, counts, tail, frame, item)
+                continue
+            _post(messages, counts, COLLECTED, slot, code[record + COLLECTION], word, ZERO)
+            heap[block + code[record + TOLD]] = told + 1
+            queue[0, top], queue[1, top] = frame, item
+            counts[NUM_QUEUED] = top + 1
+            continue
         if kind == CHOICE:
             index = heap[block + code[record + INDEX]]
             tail = _not_done(nodes, subgraphs, index)
@@ -480,18 +618,22 @@ def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
             else:
                 says = heap[progress + 1]
             tail = _not_done(nodes, subgraphs, says) if says != NOWHERE else NOWHERE
-            if tail == NOWHERE and heap[progress] != NOWHERE and code[record + NUM_COLLECTED] > 0:
+            collected, num_collected = code[record + COLLECTED_AT], code[record + NUM_COLLECTED]
+            listed, num_listed = code[record + LISTED_AT], code[record + NUM_LISTED]
+            if tail == NOWHERE and heap[progress] != NOWHERE and num_collected + num_listed > 0:
                 if code[record + FILTERS]:
                     tail = _not_done(nodes, subgraphs, heap[progress + 2])
-                at = code[record + COLLECTED_AT]
-                for k in range(at, at + 2 * code[record + NUM_COLLECTED], 2):
+                for k in range(collected + 1, collected + 2 * num_collected, 2):
                     if tail == NOWHERE:
-                        tail = _not_done(nodes, subgraphs, heap[block + code[first + code[k + 1]]])
+                        tail = _not_done(nodes, subgraphs, heap[block + code[first + code[k]]])
+                for k in range(listed + 1, listed + 2 * num_listed, 2):
+                    if tail == NOWHERE:
+                        tail = _not_done(nodes, subgraphs, heap[block + code[first + code[k]]])
             if tail != NOWHERE:
                 _wait(waits, waiting, counts, tail, frame, item)
                 continue
             if heap[progress] == NOWHERE:
-                heap[progress] = 0
+                heap[progress] = heap[progress + 3] = 0
                 at = code[record + INIT_AT]
                 for k in range(code[record + NUM_STATE]):
                     if code[at + k] != NOWHERE:
@@ -502,10 +644,13 @@ def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
                 if code[record + FILTERS]:
                     where_at = heap[progress + 2]
                     keeps = m.values[where_at % OUTPUTS, where_at // OUTPUTS] != 0
-                at = code[record + COLLECTED_AT]
-                for k in range(at, at + 2 * code[record + NUM_COLLECTED], 2):
-                    if keeps:
-                        _post(messages, counts, COLLECTED, slot, code[k], heap[block + code[first + code[k + 1]]], ZERO)
+                for k in range(collected, collected + 2 * num_collected if keeps else ZERO, 2):
+                    _post(messages, counts, COLLECTED, slot, code[k], heap[block + code[first + code[k + 1]]], ZERO)
+                for k in range(listed, listed + 2 * num_listed if keeps else ZERO, 2):
+                    word = heap[block + code[first + code[k + 1]]]
+                    nodes[HELD, word // OUTPUTS] += 1
+                    _add_to_list(lists, heap, block + code[k], word)
+                heap[progress + 3] += keeps
             goes_on = heap[progress] < heap[block + code[record + LIMIT]]
             if says != NOWHERE:
                 goes_on &= m.values[says % OUTPUTS, says // OUTPUTS] != 0
@@ -530,6 +675,9 @@ def forget_frames(addresses: Ints, machine_addresses: Ints, slots: Ints) -> None
         while frame != NOWHERE:
             following = m.frames[NEXT_FRAME, frame]
             region = m.frames[OF_REGION, frame]
+            at = m.code[region + LISTS_AT]
+            for k in range(at, at + m.code[region + NUM_LISTS]):
+                _end_list(m.lists, m.heap, m.frames[BLOCK, frame] + m.code[k])
             m.frames[NEXT_FRAME, frame] = m.code[region + FREE]
             m.code[region + FREE] = frame
             frame = following

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final, final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, final
 
 import numpy as np
 
 from batchmaker.arrays import Ints
 from batchmaker.graph.cell_graph import HOST, CellGraph
-from batchmaker.graph.regions import ARGUMENT, Branch, Choice, Item, Pick, Region, Segment, WhileLoop
+from batchmaker.graph.regions import (
+    ARGUMENT,
+    NO_SLOT,
+    SPAN,
+    Branch,
+    Choice,
+    Item,
+    Pick,
+    Region,
+    Segment,
+    WhileLoop,
+    sized,
+)
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler import decide
 from batchmaker.scheduler.addresses import addresses_of
@@ -28,11 +40,16 @@ from batchmaker.scheduler.decide import (
     FREE_WAITING,
     HEADER_WORDS,
     HEAP_TOP,
+    IN_LIST,
+    LACKS_FORM,
     LACKS_MACHINE,
+    LIST_FIELDS,
     LOOP,
     MACHINE_COUNTS,
+    MOST_HELD,
     MOST_NODES,
     MOST_WORDS,
+    NO_STEP,
     NOT_BEGUN,
     NUM_BEGINNING,
     NUM_FAILED,
@@ -44,19 +61,22 @@ from batchmaker.scheduler.decide import (
     PICK,
     SEGMENT,
     SOME_FAILED,
+    TELL,
     WAITING_FIELDS,
     WANTED_FORM,
+    WANTED_SIZE,
     WANTED_SLOT,
     Machine,
     begin_frames,
     forget_frames,
 )
+from batchmaker.scheduler.events import RequestId
 from batchmaker.scheduler.layout import EDGES, EXTENTS, FIRST, NODES, NOWHERE, NUM_PORTS, PLACES, STORED, SUBGRAPHS
 from batchmaker.scheduler.rows import NoMemoryError
 from batchmaker.scheduler.state import NO_NODES, SchedulerState
 
 MOST_CODE: Final = 1 << 20
-"""With more words of code than this, all regions are forgotten once no request has any."""
+"""With more words of code, or nodes in segments with a size, all regions are forgotten once no request has any."""
 MOST_OUTPUTS: Final = int(OUTPUTS)
 
 
@@ -82,6 +102,7 @@ class Frames:
     """The regions in flight of one scheduler. max_nodes: the most nodes of one request.
 
     slots: of the requests that have decisions to make. keeps: of these, see CellGraph. patterns: form -> its graph.
+    loops: form -> its loops that end at a value, see Segment; only of forms that have some.
     """
 
     def __init__(self, state: SchedulerState, max_nodes: int) -> None:
@@ -90,6 +111,7 @@ class Frames:
         self.slots: set[int] = set()
         self.keeps: dict[int, tuple[int, ...]] = {}
         self.patterns: dict[int, CellGraph] = {}
+        self.loops: dict[int, tuple[Any, ...]] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -98,17 +120,22 @@ class Frames:
         self._patterns = state.admission.elsewhere(self._pattern_arena)
         self._patterns.copies.max_forms = self._patterns.copies.max_nodes = 1 << 62
         self.patterns.clear()
+        self.loops.clear()
+        self._kinds: list[_Kind] = []
+        self._num_sized = self._longest = self._spans_held = 0
         self._places: dict[int, int] = {}
         self._known: list[Region] = []  # so that their ids stay theirs
         self._code, self._num_words = np.zeros(1024, np.int64), 0
         counts = np.zeros(MACHINE_COUNTS, np.int64)
         counts[FREE_WAITING], counts[MOST_NODES], counts[MOST_WORDS] = NOWHERE, self._max_nodes, 16
+        lists = np.zeros((LIST_FIELDS, 64), np.int64)
+        lists[:, 0] = 1, NOWHERE
         self._machine = Machine(
             self._code, np.zeros((FRAME_FIELDS, 64), np.int64), np.zeros(1024, np.int64),
             np.full(64, NOWHERE, np.int64), np.zeros((WAITING_FIELDS, 256), np.int64), np.zeros((1, 64), np.int64),
             np.full(64, NOWHERE, np.int64), np.zeros(64, np.int64), np.zeros((2, 256), np.int64),
             np.zeros(1024, np.int64),
-            np.zeros((BEGINNING_FIELDS, 64), np.int64), counts,
+            np.zeros((BEGINNING_FIELDS, 64), np.int64), counts, lists,
         )  # fmt: skip
         self._addresses: Ints | None = None
         for entry in state.types:
@@ -128,7 +155,7 @@ class Frames:
 
         bases: the first nodes of these graphs.
         """
-        if not self.slots and self._num_words > MOST_CODE:
+        if not self.slots and max(self._num_words, self._num_sized) > MOST_CODE:
             self._forget()
         places = [self._place_of(graph.region) for graph in graphs]
         self._fit()
@@ -170,6 +197,8 @@ class Frames:
                 continue
             if found == LACKS_MACHINE:
                 self._fit_machine(64, 64 * int(self._machine.counts[MOST_WORDS]))
+            elif found == LACKS_FORM:
+                self._add_size(int(self._machine.counts[WANTED_FORM]), int(self._machine.counts[WANTED_SIZE]))
             else:
                 slot = int(self._machine.counts[WANTED_SLOT])
                 try:
@@ -189,6 +218,11 @@ class Frames:
     def num_nodes(self, slot: int) -> int:
         """Return how many nodes a request has had so far, in all its graphs."""
         return int(self._machine.num_nodes[slot])
+
+    def loops_begun(self, begun: Ints) -> tuple[tuple[RequestId, int, tuple[Any, ...]], ...]:
+        """Return the loops among segments that have begun, as `NodesBegun` tells of them. begun: see Outcome."""
+        known, found = self.loops, begun.T.tolist() if self.loops else ()
+        return tuple([(self._state.id_of(slot), base, known[form]) for slot, form, base in found if form in known])
 
     def leave(self, slots: Sequence[int]) -> None:
         """Note that requests have been answered: all their nodes are done."""
@@ -254,8 +288,9 @@ class Frames:
         words += int(counts[MOST_WORDS])
         for name, used, wanted in (
             ("frames", counts[NUM_FRAMES], frames + 1), ("heap", counts[HEAP_TOP], words),
-            ("waiting", counts[NUM_WAITING], words), ("queue", counts[NUM_QUEUED], words),
+            ("waiting", counts[NUM_WAITING], words + int(counts[MOST_HELD])), ("queue", counts[NUM_QUEUED], words),
             ("messages", counts[NUM_MESSAGE_WORDS], words), ("beginning", counts[NUM_BEGINNING], frames + 1),
+            ("lists", machine.lists[IN_LIST, 0], words),
         ):  # fmt: skip
             table = getattr(machine, name)
             room = table.shape[-1]
@@ -305,22 +340,31 @@ class Frames:
         items = [self._write_item(item, needs[k], region.follows[k], region) for k, item in enumerate(region.items)]
         outputs, constants = self._add(region.outputs), self._add([n for pair in region.constants for n in pair])
         held = self._add([n for three in region.held for n in three])
+        lists = [slot for item in region.items if isinstance(item, WhileLoop) for slot, _ in item.listed]
         header = [0] * int(HEADER_WORDS)
         for word, value in (
             (decide.NUM_SLOTS, region.num_slots), (decide.NUM_ITEMS, len(items)), (decide.ITEMS_AT, self._add(items)),
             (decide.OUTPUTS_AT, outputs), (decide.NUM_OUTPUTS, len(region.outputs)),
             (decide.CONSTANTS_AT, constants), (decide.NUM_CONSTANTS, len(region.constants)),
-            (decide.HELD_AT, held), (decide.NUM_HELD, len(region.held)), (decide.FREE, NOWHERE),
+            (decide.HELD_AT, held), (decide.NUM_HELD, len(region.held)),
+            (decide.LISTS_AT, self._add(lists)), (decide.NUM_LISTS, len(lists)), (decide.FREE, NOWHERE),
         ):  # fmt: skip
             header[int(word)] = int(value)
         collected = sum([len(item.collected) for item in region.items if isinstance(item, WhileLoop)])
+        fixed = dict(region.constants)
         words = (
-            region.num_slots + 2 * len(items) + len(region.outputs) + sum([count for _, count, _ in region.held])
+            region.num_slots + 2 * len(items) + len(region.outputs) + len(lists)
+            + sum([fixed.get(count, 0) for _, count, _ in region.held])
             + int(decide.MESSAGE_WORDS) * (collected + 2) + 16
         )  # fmt: skip
-        counts = self._machine.counts
-        counts[MOST_WORDS] = max(counts[MOST_WORDS], words)
+        self._machine.counts[MOST_WORDS] = max(self._machine.counts[MOST_WORDS], words)
+        self._note_held(sum([count not in fixed for _, count, _ in region.held]), 0)
         return self._add(header)
+
+    def _note_held(self, spans: int, length: int) -> None:
+        """Note that a region has so many spans whose length values decide, or that one is so long."""
+        self._spans_held, self._longest = max(self._spans_held, spans), max(self._longest, length)
+        self._machine.counts[MOST_HELD] = self._spans_held * self._longest
 
     def _write_item(self, item: Item, needs: int, follows: Sequence[int], region: Region) -> int:
         following = self._add(follows)
@@ -336,10 +380,12 @@ class Frames:
                 item.going, self._add(self._branch_words(item.body)), self._add(item.state), len(item.state),
                 self._add(item.init), item.limit, item.progress, int(item.tests), int(item.filters),
                 self._add([number for pair in item.collected for number in pair]), len(item.collected),
+                self._add([number for pair in item.listed for number in pair]), len(item.listed),
             ]  # fmt: skip
-        else:
-            assert isinstance(item, Pick)
+        elif isinstance(item, Pick):
             kind, words = PICK, [item.index, item.first, item.count, item.step, item.result]
+        else:
+            kind, words = TELL, [item.number, item.first, item.count, item.step, item.progress]
         return self._add([int(kind), needs, following, len(follows), *words])
 
     def _branch_words(self, branch: Branch) -> list[int]:
@@ -347,15 +393,40 @@ class Frames:
         return [place, self._add([slot for pair in branch.captured for slot in pair]), len(branch.captured)]
 
     def _segment_words(self, segment: Segment) -> list[int]:
-        form, reads = int(NOWHERE), list[int]()
+        form, reads = int(NOWHERE), _Reads()
         if segment.graph is not None:
-            graph, reads = _without_arguments(segment.graph)
-            form = self._form_of(graph, reads)
-        exports = self._add([number for three in segment.exports for number in three])
-        arguments, places = self._add(segment.arguments), self._add(reads)
-        return [form, arguments, len(segment.arguments), places, len(reads) // 3, exports, len(segment.exports)]
+            graph, reads = _without_arguments(segment.graph, is_sized=segment.size != NO_SLOT)
+            if segment.size == NO_SLOT:
+                form = self._form_of(graph, reads)
+                if segment.loops:
+                    self.loops[form] = segment.loops
+            else:
+                form = len(self._kinds)
+                self._kinds.append(_Kind(graph, reads, segment.fetched))
+        words = [form]
+        for numbers, width in (
+            (segment.arguments, 1), (reads.single, 3), ([n for three in segment.exports for n in three], 3),
+            ([n for three in segment.spans for n in three], 3), (reads.columns, 2), (reads.memories, 5),
+        ):  # fmt: skip
+            words += [self._add(numbers), len(numbers) // width]
+        ends = self._add([number for three in segment.ends for number in three])
+        return [*words, segment.size, ends, len(segment.ends), 0, 0]
 
-    def _form_of(self, graph: CellGraph, reads: Sequence[int]) -> int:
+    def _add_size(self, record: int, size: int) -> None:
+        """Write the form that a segment has for a size. record: where its code is."""
+        kind = self._kinds[int(self._code[record + decide.OF_FORM])]
+        room = int(self._code[record + decide.NUM_FORMS])
+        if size >= room:
+            forms = self._code[self._code[record + decide.FORMS_AT] :][:room].tolist()
+            forms += [int(NOWHERE)] * (max(2 * room, size + 1) - room)
+            place = self._add(forms)
+            self._code[record + decide.FORMS_AT], self._code[record + decide.NUM_FORMS] = place, len(forms)
+        form = self._form_of(sized(kind.graph, size, kind.fetched), kind.reads)
+        self._code[self._code[record + decide.FORMS_AT] + size] = form
+        self._num_sized += size
+        self._note_held(0, size)
+
+    def _form_of(self, graph: CellGraph, reads: _Reads) -> int:
         """Return the number of a graph's form. Its nodes are admitted to an arena of their own for that."""
         state, arena = self._state, self._pattern_arena
         arena.is_host = state.arena.is_host
@@ -373,8 +444,10 @@ class Frames:
             for type_id in np.unique(types).tolist():
                 for port in arena.ports[type_id, : int(arena.types[NUM_PORTS, type_id])].tolist():
                     state.arena.note_port(type_id, port)
-            for port, node in zip(reads[::3], reads[1::3], strict=True):
+            for port, node in zip(reads.single[::3], reads.single[1::3], strict=True):
                 state.arena.note_port(int(types[node]), port)
+            for port in reads.columns[::2]:
+                state.arena.note_port(int(types[0]), port)
         return form
 
 
@@ -386,23 +459,63 @@ def _types_of(part: object, *, every_step: bool = False) -> Ints:
     return np.full(part.length if every_step else 1, part.type_id, np.int64)  # type: ignore[attr-defined]
 
 
-def _without_arguments(graph: CellGraph) -> tuple[CellGraph, list[int]]:
-    """Return a graph that reads nothing instead of its arguments; and threes of an input, a node and an argument."""
-    reads, blocks, runs = list[int](), [], []
+@final
+@dataclass(slots=True)
+class _Reads:
+    """What a segment reads, as numbers: see READS_AT, COLUMNS_AT and MEMORIES_AT in `decide`."""
+
+    single: list[int] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    memories: list[int] = field(default_factory=list)
+
+
+@final
+@dataclass(slots=True)
+class _Kind:
+    """Of the segments with a size. graph: of size 1. fetched: see Segment."""
+
+    graph: CellGraph
+    reads: _Reads
+    fetched: tuple[int, ...]
+
+
+def _without_arguments(graph: CellGraph, *, is_sized: bool) -> tuple[CellGraph, _Reads]:
+    """Return a graph that reads nothing instead of its arguments and spans; and what it reads.
+
+    is_sized: it is of a segment with a size.
+    """
+    reads, blocks, runs, memories = _Reads(), [], [], []
     for block in graph.blocks:
         ports, places = np.nonzero(block.sources <= ARGUMENT)
         for port, place in zip(ports.tolist(), places.tolist(), strict=True):
-            reads += [port, block.first + place, ARGUMENT - int(block.sources[port, place])]
+            source = int(block.sources[port, place])
+            if source <= SPAN:
+                reads.columns += [port, SPAN - source]
+            else:
+                reads.single += [port, block.first + place, ARGUMENT - source]
         blocks.append(replace(block, sources=np.where(block.sources <= ARGUMENT, HOST, block.sources)))
     for run in graph.runs:
-        init = []
+        init, sequences = [], list(run.sequences)
+        for port, column in enumerate(sequences):
+            if column is not None and column[0][0] <= SPAN:
+                reads.columns += [port, SPAN - int(column[0][0])]
+                sequences[port] = None
         for k, (source, output) in enumerate(run.init):
             if source <= ARGUMENT:
-                reads += [len(run.sequences) + k, run.first, ARGUMENT - source]
+                reads.single += [len(run.sequences) + k, run.first, ARGUMENT - source]
                 source, output = HOST, 0
             init.append((source, output))
-        runs.append(replace(run, init=tuple(init)))
-    return CellGraph(0, graph.num_nodes, blocks, runs, [], graph.fetches, graph.plain, shared=True), reads
+        runs.append(replace(run, sequences=tuple(sequences), init=tuple(init)))
+    for read in graph.memories:
+        if read.source <= SPAN:
+            num_readers = int(NOWHERE) if is_sized else read.count
+            reads.memories += [read.port, read.first, num_readers, int(read.is_run), SPAN - read.source]
+            read = replace(read, source=read.first, length=0)
+        memories.append(read)
+    made = CellGraph(
+        0, graph.num_nodes, blocks, runs, [], graph.fetches, graph.plain, shared=True, memories=memories
+    )  # fmt: skip
+    return made, reads
 
 
 def _failure(kind: int, wanted: int, there: int) -> tuple[FailureKind, str]:
@@ -410,4 +523,6 @@ def _failure(kind: int, wanted: int, there: int) -> tuple[FailureKind, str]:
         return FailureKind.UNFOLD, f"`at` got index {wanted} for a sequence of {there} values"
     if kind == BAD_BRANCH:
         return FailureKind.UNFOLD, f"`switch` got index {wanted} for {there} branches"
+    if kind == NO_STEP:
+        return FailureKind.UNFOLD, "there is no value: it is of the last step of a run over an empty sequence"
     return FailureKind.NODES, f"it needs more than {there} nodes; does its while_loop end? Raise max_nodes if it should"

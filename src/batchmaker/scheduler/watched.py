@@ -10,7 +10,7 @@ import numpy as np
 
 from batchmaker.arrays import Ints
 from batchmaker.graph.cell_graph import CellGraph
-from batchmaker.graph.regions import repeats
+from batchmaker.graph.regions import repeats, stopping_types
 from batchmaker.graph.work import work_of
 from batchmaker.policies.requests import RequestKinds, RequestTable
 from batchmaker.scheduler.events import RequestArrived
@@ -91,6 +91,8 @@ class WatchedRequests:
             region = event.graph.region
             table.decide.add(region is not None)
             table.repeat |= len(event.graph.runs) > 0 or (region is not None and repeats(region))
+            for type_id in stopping_types(region) if region is not None else ():
+                table.note_run(type_id, may_stop=True)
             if event.deadline_s is not None or event.model >= table.num_models:
                 table.note_kind(math.inf if event.deadline_s is None else event.deadline_s, event.model)
             for run in event.graph.runs:
