@@ -68,6 +68,7 @@ LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "exits": decisions.exits,
     "experts": decisions.experts,
     "transducer": decisions.transducer,
+    "diffusion": decisions.diffusion,
     "rwkv": languages.rwkv,
     "mamba": languages.mamba,
     "trees": trees.by_hand,
