@@ -153,6 +153,29 @@ def repeats(region: Region) -> bool:
     return False
 
 
+@lru_cache(MOST_SHARED)
+def segments_of(region: Region) -> tuple[Segment, ...]:
+    """Return the segments that a region and those inside it may begin, each once, in an order that is always the same.
+
+    The request's own graph is not among them.
+    """
+    found, seen = list[Segment](), set[int]()
+
+    def look(inside: Region) -> None:
+        if id(inside) in seen:
+            return
+        seen.add(id(inside))
+        for item in inside.items:
+            if isinstance(item, Segment):
+                found.extend([item] if item.graph is not None else [])
+            elif not isinstance(item, Pick):
+                for branch in item.branches if isinstance(item, Choice) else (item.body,):
+                    look(branch.region)
+
+    look(region)
+    return tuple(found)
+
+
 def _key(item: Item) -> object:
     """Return what is equal for equal items."""
     if isinstance(item, Segment):

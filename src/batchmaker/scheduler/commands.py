@@ -270,9 +270,13 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class NodesBegun:
-    """Values have let more nodes begin: the nodes below `num_nodes` may run from now on."""
+    """Values have let more nodes begin: the nodes below `num_nodes` may run from now on.
+
+    segments: [3, segments] that begin: slot of the request, form (see Frames.segments), and first node.
+    """
 
     num_nodes: int
+    segments: Ints
 
 
 @dataclass(frozen=True, slots=True)

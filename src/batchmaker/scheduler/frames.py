@@ -82,6 +82,7 @@ class Frames:
     """The regions in flight of one scheduler. max_nodes: the most nodes of one request.
 
     slots: of the requests that have decisions to make. keeps: of these, see CellGraph. patterns: form -> its graph.
+    segments: form -> the segment whose graph it is.
     """
 
     def __init__(self, state: SchedulerState, max_nodes: int) -> None:
@@ -90,6 +91,7 @@ class Frames:
         self.slots: set[int] = set()
         self.keeps: dict[int, tuple[int, ...]] = {}
         self.patterns: dict[int, CellGraph] = {}
+        self.segments: dict[int, Segment] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -98,6 +100,7 @@ class Frames:
         self._patterns = state.admission.elsewhere(self._pattern_arena)
         self._patterns.copies.max_forms = self._patterns.copies.max_nodes = 1 << 62
         self.patterns.clear()
+        self.segments.clear()
         self._places: dict[int, int] = {}
         self._known: list[Region] = []  # so that their ids stay theirs
         self._code, self._num_words = np.zeros(1024, np.int64), 0
@@ -351,6 +354,7 @@ class Frames:
         if segment.graph is not None:
             graph, reads = _without_arguments(segment.graph)
             form = self._form_of(graph, reads)
+            self.segments[form] = segment
         exports = self._add([number for three in segment.exports for number in three])
         arguments, places = self._add(segment.arguments), self._add(reads)
         return [form, arguments, len(segment.arguments), places, len(reads) // 3, exports, len(segment.exports)]

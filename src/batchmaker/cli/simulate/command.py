@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -114,7 +115,8 @@ def simulate(
     asked.check()
     if replicas:
         fleet.check_fleet(asked, ask, workers, jobs)
-    plan = blueprint(model, lambda: options.make_model(model, hidden=hidden, layers=layers, max_batch=max_batch))
+    made = partial(options.make_model, model, hidden=hidden, layers=layers, max_batch=max_batch)
+    plan = blueprint(model, made, computes=True)
     work = workload.make(model, plan, files or (), requests, lengths)
     profile, costs = device.cost_profile(plan, work, npu=npu, dataflow=dataflow, table=latency_table)
     machine = _machine(plan, profile, npu=npu, workers=workers, run_ahead=run_ahead)
