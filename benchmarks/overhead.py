@@ -16,7 +16,8 @@ Peers are optional. DyNet and LitServe live in environments of their own, named 
     python -m venv dynet && dynet/bin/pip install dyNET38 "numpy<2"
     python -m venv litserve && litserve/bin/pip install litserve numpy "torch>=2.11,<2.14"
 
-ONNX Runtime, beside which one request alone is measured, is in this one: pip install 'batchmaker[onnx]'.
+ONNX Runtime, beside which one request alone is measured, and CTranslate2 are in this one: pip install
+'batchmaker[onnx]' ctranslate2.
 
 Lines:
 """
@@ -50,6 +51,7 @@ from engine_cost import (
     processors,
     scheduling,
     streams,
+    translation,
     translators,
     trees,
 )
@@ -68,11 +70,13 @@ LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "exits": decisions.exits,
     "experts": decisions.experts,
     "transducer": decisions.transducer,
+    "diffusion": decisions.diffusion,
     "rwkv": languages.rwkv,
     "mamba": languages.mamba,
     "trees": trees.by_hand,
     "childsum": childsum.childsum,
     "beam": beam.beam,
+    "translation": translation.translation,
     "dynet": trees.dynet,
     "lattices": trees.lattices,
     "scheduler": scheduling.scheduler,

@@ -1,4 +1,4 @@
-"""Lines of models that decide by computed values: an early exit, experts, a transducer; over one by one and by hand."""
+"""Lines of models in which requests differ in what is computed: early exit, experts, transducer, numbers of steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.lab import zoo
+from batchmaker.lab.zoo.diffusion import plan
 from batchmaker.lab.zoo.rnnt import BLANK
 from engine_cost.hand_server import Run, at_half_load, batched_rate, in_batches
 from engine_cost.measuring import Row, Settings, best_of, compared, interleaved, per_second
 
 WIDTH: Final = 256
 SYMBOLS: Final = 60
+FEWEST_STEPS, MOST_STEPS = 10, 50
 MAXIMA: Final = (64, 256)
 MOST: Final = max(MAXIMA)
 
@@ -116,6 +118,41 @@ def transducer_by_hand(model: Any, requests: Sequence[Tensor]) -> list[list[int]
     return written
 
 
+# --- diffusion -------------------------------------------------------------------------------------------------------
+
+
+class DiffusionByHand:
+    """What the network is told of each time is computed once, for all requests."""
+
+    def __init__(self, model: Any) -> None:
+        self._step, self._times = model.step.module, model.times
+        with torch.no_grad():
+            self._told = self._step.told(torch.arange(model.times))
+
+    def alone(self, request: Any) -> Tensor:
+        """One request, step by step."""
+        times, turns = plan(request["steps"], self._times)
+        x = request["noise"][None]
+        for time, turn in zip(times.tolist(), torch.from_numpy(turns), strict=True):
+            x = self._step.turned(self._told[time : time + 1], turn[None], x)
+        return x[0]
+
+    def by_hand(self, requests: Sequence[Any]) -> list[Tensor]:
+        """All requests side by side; who has done its steps is taken out."""
+        plans = [plan(request["steps"], self._times) for request in requests]
+        x, live = torch.stack([request["noise"] for request in requests]), torch.arange(len(requests))
+        steps, made = torch.tensor([request["steps"] for request in requests]), torch.empty_like(x)
+        times = nn.utils.rnn.pad_sequence([torch.from_numpy(own) for own, _ in plans])
+        turns = nn.utils.rnn.pad_sequence([torch.from_numpy(own) for _, own in plans])
+        for step in range(len(times)):
+            x = self._step.turned(self._told[times[step]], turns[step], x)
+            going = steps > step + 1
+            if not going.all():
+                made[live[~going]] = x[~going]
+                x, live, steps, times, turns = x[going], live[going], steps[going], times[:, going], turns[:, going]
+        return list(made)
+
+
 # --- the lines -------------------------------------------------------------------------------------------------------
 
 
@@ -143,6 +180,19 @@ def transducer(settings: Settings) -> Iterator[Row]:
     model = zoo.make("rnnt", hidden=WIDTH, layers=1, vocabulary_size=SYMBOLS, max_batch=MOST)
     compare = sides(model, transducer_alone, transducer_by_hand)
     yield from over_alone_and_by_hand(settings, "RNN-T", compare, requests, Targets(4.0, 0.8, 1.3))
+
+
+def diffusion(settings: Settings) -> Iterator[Row]:
+    """A denoising network of 256, 10 to 50 steps as each request asks: over one by one, and over batches by hand."""
+    draw, noise = np.random.default_rng(0), torch.Generator().manual_seed(1)
+    steps = draw.integers(FEWEST_STEPS, MOST_STEPS + 1, settings.of(500, 40)).tolist()
+    requests = [{"noise": torch.randn(WIDTH, generator=noise), "steps": count} for count in steps]
+    model = zoo.make("diffusion", width=WIDTH, max_batch=MOST)
+    hand = DiffusionByHand(model)
+    yield from over_alone_and_by_hand(
+        settings, "diffusion", Sides(model, hand.alone, hand.by_hand), requests, Targets(1.2, 1.0, 1.2),
+        length=lambda request: request["steps"],
+    )  # fmt: skip
 
 
 class Sides(NamedTuple):

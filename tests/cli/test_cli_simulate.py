@@ -16,7 +16,8 @@ from batchmaker.cost.profile import CostProfile, ProfileOptions
 from batchmaker.errors import DataError, OptionError
 
 Command = Callable[..., Result]
-SMALL = ("--hidden", 8, "--requests", 60, "--max-batch", 4)
+FEW = ("--requests", 60, "--max-batch", 4)
+SMALL = ("--hidden", 8, *FEW)
 FIELDS = {
     "model", "policy", "rate", "sla_ms", "seed", "requests", "mean_ms", "p50_ms", "p90_ms", "p99_ms",
     "throughput_rps", "goodput_rps", "violation_share", "mean_batch",
@@ -205,3 +206,31 @@ def test_a_policy_that_predicts_learns_lengths_from_the_workload(
         )  # fmt: skip
         assert done.exit_code == 0, done.output
         assert [result["answered"] for result in read_json(out)] == [60, 60]
+
+
+def test_requests_of_a_model_that_decides_are_computed_once(command: Command, tmp_path: Path, read_json: Any) -> None:
+    out, path = tmp_path / "out.json", tmp_path / "in.jsonl"
+    path.write_text("".join(f"{[float(place % 7 + k) for place in range(256)]}\n" for k in range(3)), encoding="utf-8")
+    for files in ((), ("--workload", path)):
+        done = command(
+            "simulate", "early-exit", *FEW, "--npu", "--policy", "cellular", "--policy", "serial", "--policy", "auto",
+            "--rate", 3000, *files, "--json", out,
+        )  # fmt: skip
+        assert done.exit_code == 0, done.output
+        assert [result["answered"] for result in read_json(out)] == [60, 60, 60]
+
+
+def test_a_model_that_decides_takes_whole_requests(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "lengths.jsonl"
+    path.write_text('{"source": 3}\n', encoding="utf-8")
+    done = command("simulate", "early-exit", *FEW, "--npu", "--rate", 100, "--workload", path)
+    assert isinstance(done.exception, DataError), done.output
+    assert "line 1: EarlyExitModel.unfold decides by values, so it takes whole requests" in str(done.exception)
+
+
+def test_noise_takes_its_own_number_of_steps(command: Command, tmp_path: Path, read_json: Any) -> None:
+    out = tmp_path / "out.json"
+    done = command("simulate", "diffusion", *FEW, "--npu", "--policy", "cellular", "--rate", 300, "--json", out)
+    assert done.exit_code == 0, done.output
+    (result,) = read_json(out)
+    assert (result["answered"], result["workload"]) == (60, "generated noise (10 to 50 steps)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,21 @@ def test_work_that_a_value_ends_is_guessed_by_what_is_known_of_lengths() -> None
     true, known = unit_work_ns(plan.model, profile, SimulatedDevice(StepCosts(seconds)), shapes)
     assert true.tolist() == [12_000_000, 16_000_000]
     assert known.tolist() == [13_000_000, 13_000_000]
+
+
+def test_a_router_knows_of_requests_that_decide_what_they_take_on_average() -> None:
+    make = partial(zoo.make, "early-exit", width=8, layers=4, max_batch=4)
+    plan = blueprint("early-exit", make, computes=True)
+    shapes = [plan.request(request) for request in np.random.default_rng(0).normal(size=(12, 8))]
+    latency = LatencyTable(
+        tuple(CellLatency(cell.name, (1, 4), (1e-3, 4e-3), (1e-3, 4e-3)) for cell in plan.model.cells)
+    )
+    profile = CostProfile("early-exit", ProfileOptions("float32", 1, "a machine", "none"), latency)
+    seconds = np.tile([0.0, 1e-3, 2e-3, 3e-3, 4e-3], (len(plan.model.cells), 1))
+    true, known = unit_work_ns(plan.model, profile, SimulatedDevice(StepCosts(seconds)), shapes)
+    assert true.tolist() == [1_000_000 * int(shape.work.nodes.sum()) for shape in shapes]
+    assert len(set(true.tolist())) > 2
+    assert known.tolist() == [round(true.mean())] * 12
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,17 @@ def test_prompts_are_seeded_and_continued_by_some_tokens():
         make_workload("mamba", data=["a.txt"])
 
 
+def test_noise_has_its_own_numbers_of_steps():
+    first, same = (make_workload("diffusion", count=50, seed=3) for _ in range(2))
+    assert [r["steps"] for r in first.requests] == [r["steps"] for r in same.requests] == first.chains[:, 0].tolist()
+    assert {request["noise"].shape for request in first.requests} == {(256,)}
+    assert 10 <= first.chains.min() < first.chains.max() <= 50
+    assert make_workload("diffusion", lengths="fixed:7", count=2).chains.tolist() == [[7], [7]]
+    assert make_workload("diffusion", lengths="clip:12", count=20).chains.max() == 12
+    with pytest.raises(OptionError, match="generated requests only"):
+        make_workload("diffusion", data=["a.txt"])
+
+
 @pytest.mark.parametrize("model", ["gnmt", "transformer", "bert", "early-exit", "experts", *PITCHES, *SHAPES])
 def test_requests_are_seeded_and_fit_the_network(model):
     first, same = (make_workload(model, count=5, seed=3) for _ in range(2))

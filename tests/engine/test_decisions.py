@@ -436,7 +436,7 @@ def test_requests_of_one_shape_share_a_template_and_of_all_shapes_their_regions(
 
 
 def frames_of(engine: bm.Engine) -> Any:
-    return scheduler(engine)._frames
+    return scheduler(engine).frames
 
 
 # --- what is not chosen ----------------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def test_the_page_for_model_authors_says_what_every_form_is() -> None:
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
     told = page.partition("## Which form a cell runs in")[2].partition("\n## ")[0]
     on_gpus = (cells_on_gpus._KERNEL, cells_on_gpus._RECORDED, cells_on_gpus._IN_STREAM)
-    for form in (LOOP, STATE_LOOP, NODE_LOOP, PROGRAM, MODULE, *on_gpus, _UNKNOWN.form, "copy", "element"):
+    for form in (LOOP, STATE_LOOP, NODE_LOOP, PROGRAM, MODULE, *on_gpus, _UNKNOWN.form, "copy ROWS", "element ROWS"):
         assert f"`{form}`" in told
 
 

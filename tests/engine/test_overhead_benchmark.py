@@ -17,7 +17,7 @@ from batchmaker.lab import zoo
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = (
     "measuring", "hand_kernels", "hand_chains", "hand_server", "hand_streams", "hand_decoders", "hand_tagger",
-    "hand_trees", "page", "picture", "childsum", "beam",
+    "hand_trees", "page", "picture", "childsum", "beam", "decisions", "translation",
 )  # fmt: skip
 
 
@@ -343,6 +343,29 @@ def test_beams_by_hand_find_the_words_of_the_model(scripts, monkeypatch):
     with torch.no_grad():
         assert [text.tolist() for text in hand.by_hand(requests)] == wanted
         assert [hand.alone(request).tolist() for request in requests] == wanted
+
+
+def test_diffusion_by_hand_makes_the_vectors_of_the_model(scripts):
+    model = zoo.make("diffusion", width=8, times=60)
+    noise = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    requests = [{"noise": one, "steps": steps} for one, steps in zip(noise, (3, 1, 9, 9, 60, 2), strict=True)]
+    wanted, hand = torch.stack(model.batched(requests)), scripts["decisions"].DiffusionByHand(model)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.stack(hand.by_hand(requests)), wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.stack(list(map(hand.alone, requests))), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_ctranslate2_writes_the_words_of_the_model_that_it_is_made_of(scripts, monkeypatch, tmp_path):
+    peer = pytest.importorskip("ctranslate2")
+    monkeypatch.setattr(scripts["translation"], "WORDS", 50)
+    model = zoo.make("transformer", vocabulary_size=50, hidden=16, heads=2, inner=32, layers=2, positions=12)
+    scripts["translation"].decouple(model._network)
+    words = sentences([3, 5, 5, 1, 7, 2])
+    requests = [{"source": given, "words": count} for given, count in zip(words, (4, 9, 1, 4, 9, 4), strict=True)]
+    wanted = [text.tolist() for text in model.batched(requests)]
+    theirs = scripts["translation"].Translator(peer, model._network, tmp_path, requests)
+    assert theirs.words(2) == wanted
+    assert len({word for text in wanted for word in text}) > 5
 
 
 def test_live_streams_by_hand_keep_their_states_apart_and_in_order(scripts):

@@ -354,7 +354,7 @@ def test_runs_from_a_length_on_are_one_node(length: int) -> None:
     graph, registry = graph_of(USES["its end"], words(length), 5)
     kinds = [registry.types[kind].name for block in graph.blocks for kind in block.types.tolist()]
     assert [run.length for run in graph.runs] == ([length] if length < 5 else [])
-    assert kinds == ([] if length < 5 else ["copy"] * (length - 1) + ["read whole"])
+    assert kinds == ([] if length < 5 else ["copy int64[]"] * (length - 1) + ["read whole"])
     assert graph.num_nodes == length
 
 

@@ -36,6 +36,65 @@ class Decode(nn.Module):
         return self.out(h).argmax(-1), h, c
 
 
+class Fade(nn.Module):
+    """word, h -> h: what was before fades."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.keep = nn.Embedding(VOCABULARY, WIDTH), nn.Parameter(torch.linspace(0.3, 0.9, WIDTH))
+
+    def forward(self, word: Tensor, h: Tensor) -> Tensor:
+        return self.keep * h + self.embedding(word)
+
+
+class FadeWhole(nn.Module):
+    """All words at once: each fades as often as there are words after it."""
+
+    def __init__(self, step: Fade) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, words: Tensor, number: Tensor, h: Tensor) -> Tensor:
+        after = number[:, None] - 1 - torch.arange(words.shape[1])
+        share = torch.where(after >= 0, 1.0, 0.0)[:, :, None] * self.step.keep ** after.clamp(min=0)[:, :, None]
+        return self.step.keep ** number[:, None] * h + (share * self.step.embedding(words)).sum(1)
+
+
+class FadeLooped(FadeWhole):
+    """The same word by word, which cannot be traced for any number of words."""
+
+    def forward(self, words: Tensor, number: Tensor, h: Tensor) -> Tensor:
+        for step in range(words.shape[1]):
+            h = torch.where((step < number)[:, None], self.step(words[:, step], h), h)
+        return h
+
+
+class Fading(bm.Model):
+    def __init__(self, whole: type[FadeWhole] = FadeWhole, least: int | None = 3) -> None:
+        step = Fade()
+        self.read = bm.Cell(step, max_batch=4, whole=whole(step), whole_from=least)
+        self.example_request = [1, 2, 3, 4]
+
+    def unfold(self, request: Any) -> Any:
+        return self.read.run(request)
+
+
+class FadingShapes(bm.Model):
+    """Its cell gets vectors of two widths."""
+
+    def __init__(self) -> None:
+        self.read = bm.Cell(Add(), max_batch=4, whole=AddWhole(), whole_from=2)
+        self.example_request, self.example_requests = [[1.0, 2.0]] * 3, [[[1.0, 2.0, 3.0]] * 3]
+
+    def unfold(self, request: Any) -> Any:
+        return self.read.run(torch.tensor(request), torch.zeros(len(request[0])))
+
+
+class AddWhole(nn.Module):
+    def forward(self, x: Tensor, number: Tensor, h: Tensor) -> Tensor:
+        return h + torch.where((torch.arange(x.shape[1]) < number[:, None])[:, :, None], x, 0.0).sum(1)
+
+
 class Leaf(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -63,8 +63,8 @@ def read(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> ReadProgram:
 
 
 def loaded(program: torch.export.ExportedProgram) -> AnyProgram:
-    weights, aliases = archive.dump_weights(program, "it")
-    tensors = archive.load_weights(weights, aliases, "it")
+    weights = archive.dump_weights(program, "it")
+    tensors = archive.load_weights(weights.content, weights.aliases, "it")
     return archive.load_program(archive.dump_graph(program, "it"), tensors, "it")
 
 

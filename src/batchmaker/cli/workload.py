@@ -45,6 +45,10 @@ SPEECH: Final = {"deepspeech2": 161, "las": 40, "rnnt": 80}
 """Pitches of the spectrograms."""
 VECTORS: Final = {"early-exit": 256, "experts": 256}
 """Widths of vectors that are requests."""
+NOISE: Final = {"diffusion": 256}
+"""Widths of noise that becomes data in a number of steps."""
+FEWEST_STEPS, MOST_STEPS = 10, 50
+"""Of those that noise takes, evenly distributed."""
 ATTENTION: Final = ("gnmt", "transformer")
 """Translators with a fixed number of positions."""
 LANGUAGE: Final = ("rwkv", "mamba")
@@ -97,7 +101,7 @@ def make_workload(
     """
     if data and lengths:
         raise OptionError("--lengths is for generated sentences; leave it out with --data")
-    if data and model in (*VISION, *SPEECH, *VECTORS, *LANGUAGE):
+    if data and model in (*VISION, *SPEECH, *VECTORS, *NOISE, *LANGUAGE):
         raise OptionError(f"{model} has generated requests only; leave --data out")
     if model == "treelstm":
         whole = _trees(data, count, seed)
@@ -115,6 +119,8 @@ def make_workload(
         whole = _utterances(model, lengths, count, seed)
     elif model in VECTORS:
         whole = _vectors(VECTORS[model], lengths, count, seed)
+    elif model in NOISE:
+        whole = _noise(NOISE[model], lengths, count, seed)
     elif model == "bert":
         whole = _texts(data, lengths, count, seed)
     else:
@@ -188,6 +194,18 @@ def _vectors(width: int, lengths: str | None, count: int | None, seed: int) -> W
         raise OptionError("--lengths is for sentences and utterances; vectors are all alike")
     vectors = list(random_spectrograms([count or DEFAULT_COUNT], width, seed)[0])
     return Workload(vectors, _ones(len(vectors)), None, "generated vectors")
+
+
+def _noise(width: int, lengths: str | None, count: int | None, seed: int) -> Workload:
+    """Return vectors of normal noise, each with its number of steps; `lengths` says it for all, or the most."""
+    number = count or DEFAULT_COUNT
+    steps = np.random.default_rng(seed).integers(FEWEST_STEPS, MOST_STEPS + 1, number)
+    if lengths is not None:
+        kind, most = _read_lengths(lengths)
+        steps = fixed_lengths(number, most) if kind == "fixed" else np.minimum(steps, most)
+    vectors = random_spectrograms([number], width, seed)[0]
+    requests = [{"noise": vector, "steps": int(n)} for vector, n in zip(vectors, steps.tolist(), strict=True)]
+    return Workload(requests, steps[:, None], None, f"generated noise ({lengths or '10 to 50 steps'})")
 
 
 def _utterances(model: str, lengths: str | None, count: int | None, seed: int) -> Workload:

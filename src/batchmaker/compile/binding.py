@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from batchmaker.compile.dataflow import CannotRewriteError, TracedCell, copied
-from batchmaker.compile.export import ANY_SIZE, export_cell, flat_module, infer_outputs
+from batchmaker.compile.export import ANY_SIZE, export_cell, export_whole, flat_module, infer_outputs
 from batchmaker.compile.fold import fold_tokens
 from batchmaker.compile.forms import CPU, CellForms, PlainModule
 from batchmaker.compile.identity import CellIdentity, canonical
@@ -207,8 +207,19 @@ def traced(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> torch.export.Exp
     """Return the module as a program with a dynamic batch. CannotRewriteError if it cannot be traced."""
     if isinstance(module, Opaque):
         raise CannotRewriteError(f"{module.kind} is opaque")
+    return _traced(module, lambda shared: export_cell(shared, inputs))
+
+
+def traced_whole(module: nn.Module, inputs: tuple[ValueSpec, ...], columns: int) -> torch.export.ExportedProgram:
+    """Return a user's form for whole runs as a program; see `export_whole`. CannotRewriteError as for `traced`."""
+    return _traced(module, lambda shared: export_whole(shared, inputs, columns))
+
+
+def _traced(
+    module: nn.Module, export: Callable[[nn.Module], torch.export.ExportedProgram]
+) -> torch.export.ExportedProgram:
     try:
-        return export_cell(_with_shared_weights(module), inputs)
+        return export(_with_shared_weights(module))
     except Exception as error:  # the module's code may raise anything
         if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
             why = "torch.export does not take TorchScript: give the nn.Module that it was made of"

@@ -223,15 +223,44 @@ def export_cell(
 
 def _export_cell(module: nn.Module, inputs: tuple[ValueSpec, ...], max_batch: int) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=1, max=max(max_batch, 3))
+    return _exported(module, example_rows(inputs, 3), tuple({0: batch} for _ in inputs))
+
+
+MOST_ROOM: Final = 1 << 20
+"""Most steps for which the graph of a form for whole runs is checked."""
+
+
+def export_whole(
+    module: nn.Module, inputs: tuple[ValueSpec, ...], columns: int, *, max_batch: int = 4096
+) -> torch.export.ExportedProgram:
+    """Trace a user's form for whole runs to a graph for any number of runs, and any room for their steps.
+
+    inputs: of a step; the first `columns` are given at each. As `export_cell` otherwise.
+    """
+    return in_tracing_thread(_export_whole, module, inputs, columns, max_batch)
+
+
+def _export_whole(
+    module: nn.Module, inputs: tuple[ValueSpec, ...], columns: int, max_batch: int
+) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1, max=max(max_batch, 3))
+    room = torch.export.Dim("room", min=1, max=MOST_ROOM)
+    rows = example_rows([ValueSpec((5, *spec.shape), spec.dtype) for spec in inputs[:columns]], 3)
+    examples = (*rows, torch.tensor([5, 3, 1]), *example_rows(inputs[columns:], 3))
+    shapes = ({0: batch, 1: room},) * columns + ({0: batch},) * (len(inputs) - columns + 1)
+    return _exported(module, examples, shapes)
+
+
+def _exported(module: nn.Module, examples: tuple[Tensor, ...], shapes: tuple[Any, ...]) -> torch.export.ExportedProgram:
+    """shapes: the dimensions of each input that are not fixed."""
     flat = flat_module(module)
-    shapes: tuple[Any, ...] = tuple({0: batch} for _ in inputs)
     kinds = [parameter.kind for parameter in signature_of(flat).parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:  # torch.export counts *inputs as one argument, a tuple, if any come
         first = kinds.index(inspect.Parameter.VAR_POSITIONAL)
         shapes = (*shapes[:first], shapes[first:]) if len(shapes) > first else shapes
     with warnings.catch_warnings(), _quiet_torch(), torch.no_grad():
         warnings.simplefilter("ignore")
-        return torch.export.export(flat, example_rows(inputs, 3), dynamic_shapes=shapes, strict=False)
+        return torch.export.export(flat, examples, dynamic_shapes=shapes, strict=False)
 
 
 def without_writes(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

@@ -49,6 +49,26 @@ def module_of(program: AnyProgram) -> nn.Module:
     return _ReadModule(program) if isinstance(program, ReadProgram) else program.module(check_guards=False)
 
 
+@final
+class EvaluatedProgram(nn.Module):
+    """A program as a module that lets itself be put in eval mode, as a part of another; it always is in that."""
+
+    def __init__(self, program: AnyProgram) -> None:
+        super().__init__()
+        self._source, self.program = program, module_of(program)
+
+    def exported(self) -> torch.export.ExportedProgram:
+        """Return the program as torch has it."""
+        return self._source.exported() if isinstance(self._source, ReadProgram) else self._source
+
+    def train(self, mode: bool = True) -> EvaluatedProgram:
+        """Leave everything as it is: torch's own module of a program refuses."""
+        return self
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.program(*inputs)
+
+
 def prove_values(program: ReadProgram, where: str, batches: Sequence[tuple[Tensor, ...]]) -> tuple[ValueSpec, ...]:
     """Run batches of rows through the graph: every value is what the graph notes. Return the outputs' rows.
 

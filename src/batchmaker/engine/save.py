@@ -54,7 +54,7 @@ def save(
         (),
     )  # so `start` materialises nothing
     engine = Engine(probe, "cellular", threads=1)
-    engine.registry.keep_steps("a saved model has steps only")
+    engine.registry.keep_steps("while a model is saved, runs are steps")
     try:
         with engine:
             for request in examples:

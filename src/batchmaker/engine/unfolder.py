@@ -18,7 +18,7 @@ from batchmaker.engine.request import InFlight, Settled, Ticket
 from batchmaker.engine.stats import DriverStats
 from batchmaker.engine.stop_tests import said_end
 from batchmaker.errors import RAISED_BY_USERS
-from batchmaker.graph.regions import segments
+from batchmaker.graph.regions import segments_of
 from batchmaker.graph.spec import CellType
 from batchmaker.graph.whole_runs import level_of
 from batchmaker.model.cell import Cell
@@ -167,7 +167,9 @@ class Unfolder:
         graph, ends = unfolding.graph, self._registry.ends
         parts = [(graph, unfolding.loops)]
         if graph.region is not None:
-            parts += [(of, {loop.first: loop for loop in segment.loops}) for of, segment in segments(graph.region)]
+            parts += [
+                (of.graph, {loop.first: loop for loop in of.loops}) for of in segments_of(graph.region) if of.graph
+            ]
         for of, loops in parts:
             for run in of.runs:
                 said = said_end(loops[run.first].until) if run.open_ended else AT_ITS_LENGTH

@@ -190,22 +190,35 @@ def repeats(region: Region) -> bool:
     return False
 
 
-def segments(region: Region) -> list[tuple[CellGraph, Segment]]:
-    """Return its segments and those of all regions in it, with their graphs; not that of the request's own graph."""
-    found = list[tuple[CellGraph, Segment]]()
-    for item in region.items:
-        if isinstance(item, Segment) and item.graph is not None:
-            found.append((item.graph, item))
-        branches = item.branches if isinstance(item, Choice) else (item.body,) if isinstance(item, WhileLoop) else ()
-        for branch in branches:
-            found += segments(branch.region)
-    return found
+@lru_cache(MOST_SHARED)
+def segments_of(region: Region) -> tuple[Segment, ...]:
+    """Return the segments that a region and those inside it may begin, each once, in an order that is always the same.
+
+    The request's own graph is not among them.
+    """
+    found, seen = list[Segment](), set[int]()
+
+    def look(inside: Region) -> None:
+        if id(inside) in seen:
+            return
+        seen.add(id(inside))
+        for item in inside.items:
+            if isinstance(item, Segment):
+                found.extend([item] if item.graph is not None else [])
+            elif isinstance(item, Choice | WhileLoop):
+                for branch in item.branches if isinstance(item, Choice) else (item.body,):
+                    look(branch.region)
+
+    look(region)
+    return tuple(found)
 
 
 @lru_cache(MOST_SHARED)
 def stopping_types(region: Region) -> frozenset[int]:
     """Return the types of the runs in it that a value may end."""
-    return frozenset(run.type_id for graph, _ in segments(region) for run in graph.runs if run.open_ended)
+    return frozenset(
+        run.type_id for one in segments_of(region) if one.graph for run in one.graph.runs if run.open_ended
+    )
 
 
 def _key(item: Item) -> object:

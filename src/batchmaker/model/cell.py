@@ -622,7 +622,7 @@ def elements(scope: UnfoldingScope, value: Value) -> ValueSequence:
     if value.is_missing:
         raise never_computed("a sequence")
     spec, count = value.spec, value.spec.shape[0]
-    cell = _ELEMENTS.get(spec) or _ELEMENTS.setdefault(spec, Cell(Element(), name="element"))
+    cell = _ELEMENTS.get(spec) or _ELEMENTS.setdefault(spec, Cell(Element(), name=f"element {spec}"))
     known = scope.types.known(cell) or scope.types.learn(cell, (spec, INDEX))
     repeated = ValueSequence(np.full(count, value.node), value.of, holds=value)
     (sequence,) = scope.recorder.map(known, [repeated, HostValues(np.arange(count), count, INDEX)])
@@ -669,7 +669,7 @@ def whole_run(cell: Cell, num_columns: int) -> Cell:
 
 def copying(specs: tuple[ValueSpec, ...]) -> Cell:
     """Return the cell that takes values of these specs and returns them."""
-    return _COPIES.get(specs) or _COPIES.setdefault(specs, Cell(Same(), name="copy"))
+    return _COPIES.get(specs) or _COPIES.setdefault(specs, Cell(Same(), name=f"copy {', '.join(map(str, specs))}"))
 
 
 _COPIES: Final[dict[tuple[ValueSpec, ...], Cell]] = {}

@@ -17,7 +17,7 @@ import torch
 from batchmaker.arrays import Ints
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.graph.cell_graph import CellGraph, HostInput
-from batchmaker.graph.regions import segments
+from batchmaker.graph.regions import segments_of
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import Value, ValueSequence
 from batchmaker.model.cell import Cell
@@ -170,8 +170,8 @@ def prove(
             raise UnprovenError("it is a generator function")
         if not all(_ends_alike(loop.until, reads) for loop in unfolding.loops.values()):
             raise UnprovenError("a loop ends by something that could change")
-        decided = () if unfolding.graph.region is None else segments(unfolding.graph.region)
-        for until in [loop.until for _, segment in decided for loop in segment.loops]:
+        decided = () if unfolding.graph.region is None else segments_of(unfolding.graph.region)
+        for until in [loop.until for segment in decided for loop in segment.loops]:
             if not _ends_alike(until, reads) or (type(until) is FunctionType and reads.has_made(until)):
                 raise UnprovenError("a loop in a branch or body ends by something that could change")
         if not (_is_plain(unfolding.returned) and _is_plain(unfolding.after.structure)):

@@ -9,7 +9,8 @@ import logging
 import sys
 import warnings
 import zipfile
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, final
 
 import safetensors.torch
 import torch
@@ -67,24 +68,52 @@ def _strip(graph: dict[str, Any]) -> None:
         node["metadata"] = {}
 
 
-def dump_weights(program: ExportedProgram, where: str) -> tuple[bytes, dict[str, str]]:
-    """Return the weights and constants as safetensors, each tensor once, and the names of those left out as aliases."""
+@final
+@dataclass(frozen=True, slots=True)
+class DumpedWeights:
+    """Weights and constants as safetensors, each tensor once; and the names of those left out, with the names of others
+    that they are: of the same file, or of the one beside it."""
+
+    content: bytes
+    aliases: dict[str, str]
+    shared: dict[str, str]
+
+
+def _tensors(program: ExportedProgram) -> list[tuple[str, Any]]:
+    weights = [(_WEIGHT + name, value) for name, value in program.state_dict.items()]
+    return weights + [(_CONSTANT + name, value) for name, value in program.constants.items()]
+
+
+def _key(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what is equal for tensors that are the same memory."""
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def dump_weights(program: ExportedProgram, where: str, beside: ExportedProgram | None = None) -> DumpedWeights:
+    """Return the weights of a program. beside: one whose weights are kept in another file."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
+    shared: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
-    named = [(_WEIGHT + name, value) for name, value in program.state_dict.items()]
-    named += [(_CONSTANT + name, value) for name, value in program.constants.items()]
-    for name, value in named:
+    others = {} if beside is None else {_key(value): name for name, value in _tensors(beside) if _is_held(value)}
+    for name, value in _tensors(program):
         if not isinstance(value, Tensor) or value.layout != torch.strided:
             raise SavedModelError(f"{where}: {name} is a {type(value).__name__}; only dense tensors can be saved")
         tensor = value.detach()
-        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        key = _key(tensor)
+        if tensor.numel() and key in others:
+            shared[name] = others[key]
+            continue
         if tensor.numel() and key in seen:
             aliases[name] = seen[key]
             continue
         seen[key] = name
         tensors[name] = tensor.cpu().contiguous().clone()
-    return safetensors.torch.save(tensors), aliases
+    return DumpedWeights(safetensors.torch.save(tensors), aliases, shared)
+
+
+def _is_held(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() > 0
 
 
 def load_weights(content: bytes, aliases: dict[str, str], where: str) -> dict[str, Tensor]:

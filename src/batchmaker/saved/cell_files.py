@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import Final, final
 
-from batchmaker.compile.binding import BoundCell
+from torch import Tensor, nn
+
+from batchmaker.compile.binding import BoundCell, traced_whole
 from batchmaker.compile.dataflow import CannotRewriteError
 from batchmaker.compile.declaration import Declared, agreed, declared_by
-from batchmaker.compile.export import torch_dtype
+from batchmaker.compile.export import flat_module, torch_dtype
 from batchmaker.compile.opaque import Opaque
-from batchmaker.compile.programs import AnyProgram, Programs, ReadProgram
+from batchmaker.compile.programs import AnyProgram, EvaluatedProgram, Programs, ReadProgram
+from batchmaker.compile.row_trial import TrialRows
+from batchmaker.compile.whole_runs import WholeRun, prove_same
 from batchmaker.errors import BatchmakerError, ModelError, SavedModelError
-from batchmaker.graph.spec import TypeId, ValueSpec
+from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.model.cell import DEFAULT_MAX_SHAPES, Cell
 from batchmaker.model.model import Model
 from batchmaker.model.onnx_model import OnnxFile, OnnxModel, open_onnx
@@ -28,9 +34,13 @@ from batchmaker.saved.manifest import (
     SavedOnnx,
     SavedProgram,
     SavedSpec,
+    SavedWhole,
     read_file,
     write_file,
 )
+
+_LOG: Final = logging.getLogger(__name__)
+
 
 # --- writing --------------------------------------------------------------------------------------------------------
 
@@ -94,6 +104,35 @@ class _CellWriter:
             max_shapes=cell.max_shapes if onnx is not None and cell.max_shapes != DEFAULT_MAX_SHAPES else None,
             optimize=cell.optimize,
             independent_rows=cell.independent_rows,
+            whole=None if cell.whole is None else self._whole(cell, cell.whole, types, attribute, where),
+        )
+
+    def _whole(
+        self, cell: Cell, whole: nn.Module, types: Sequence[CellType], attribute: str, where: str
+    ) -> SavedWhole | None:
+        """Return a cell's form for whole runs; None, and a warning, if it cannot be kept."""
+        inputs, columns = types[0].inputs, self.registry.num_step_inputs.get(types[0].type_id)
+        try:
+            if len(types) > 1 or columns is None:
+                raise CannotRewriteError(
+                    "the examples do not run the cell" if columns is None else "its inputs have several shapes"
+                )
+            program = whole.exported() if isinstance(whole, EvaluatedProgram) else traced_whole(whole, inputs, columns)
+            made = WholeRun(EvaluatedProgram(program), columns)
+            trial = TrialRows((), cell.batch_sizes, cell.independent_rows)
+            prove_same(flat_module(cell.module_for(inputs)), made, inputs, trial, cell.name or attribute)
+            graph = archive.dump_graph(program, where)
+            weights = archive.dump_weights(program, where, beside=cell.exported(inputs))
+        except (CannotRewriteError, ModelError, SavedModelError) as error:
+            _LOG.warning("%s: its form for whole runs is not saved, so its runs will be steps: %s", where, error)
+            return None
+        stem = self._stem(f"{attribute}_whole")
+        return SavedWhole(
+            graph=self._file(f"{stem}.pt2", graph),
+            weights=self._file(f"{stem}.safetensors", weights.content),
+            aliases=weights.aliases,
+            shared=weights.shared,
+            whole_from=cell.whole_from,
         )
 
     def _program(self, type_id: TypeId, bound: BoundCell, cell: Cell, attribute: str, where: str) -> SavedProgram:
@@ -106,14 +145,14 @@ class _CellWriter:
                 f"{where}: cannot be saved: {error}. A saved cell is traced by torch.export."
             ) from error
         graph = archive.dump_graph(program, where)
-        weights, aliases = archive.dump_weights(program, where)
+        weights = archive.dump_weights(program, where)
         stem = self._stem(attribute)
         made = self.programs[type_id] = SavedProgram(
             inputs=tuple(map(SavedSpec.of, bound.inputs)),
             outputs=tuple(map(SavedSpec.of, bound.outputs)),
             graph=self._file(f"{stem}.pt2", graph),
-            weights=self._file(f"{stem}.safetensors", weights),
-            aliases=aliases,
+            weights=self._file(f"{stem}.safetensors", weights.content),
+            aliases=weights.aliases,
         )
         return made
 
@@ -175,6 +214,8 @@ class _CellReader:
     path: Path
     programs: dict[tuple[str, str], AnyProgram] = field(default_factory=dict)
     models: dict[SavedOnnx, OnnxModel] = field(default_factory=dict)
+    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """By the file of weights."""
 
     def cell(self, saved: SavedCell, where: str) -> Cell:
         programs = saved.programs
@@ -197,13 +238,32 @@ class _CellReader:
             max_shapes=most,
             optimize=saved.optimize,
             independent_rows=saved.independent_rows,
+            whole=None if saved.whole is None else self._whole(saved, saved.whole),
+            whole_from=None if saved.whole is None else saved.whole.whole_from,
         )
+
+    def _whole(self, cell: SavedCell, saved: SavedWhole) -> nn.Module:
+        """Return a cell's form for whole runs. The cell's program has been read."""
+        tensors = self._weights(saved.weights, saved.aliases)
+        own = {} if cell.weights is None else self.tensors.get(cell.weights.name, {})
+        for name, source in saved.shared.items():
+            if source not in own:
+                raise SavedModelError(
+                    f"{self.path / saved.weights.name}: no weight {source!r} to share. Save it again."
+                )
+            tensors[name] = own[source]
+        where = str(self.path / saved.graph.name)
+        return EvaluatedProgram(archive.load_program(read_file(self.path, saved.graph), tensors, where))
+
+    def _weights(self, file: SavedFile, aliases: dict[str, str]) -> dict[str, Tensor]:
+        """Return the tensors of a file by name."""
+        return archive.load_weights(read_file(self.path, file), aliases, str(self.path / file.name))
 
     def _program(self, saved: SavedProgram) -> tuple[Declared, AnyProgram]:
         key = (saved.graph.name, saved.weights.name)
         if key not in self.programs:
-            weights, graph = read_file(self.path, saved.weights), read_file(self.path, saved.graph)
-            tensors = archive.load_weights(weights, saved.aliases, str(self.path / saved.weights.name))
+            tensors = self.tensors[saved.weights.name] = self._weights(saved.weights, saved.aliases)
+            graph = read_file(self.path, saved.graph)
             self.programs[key] = archive.load_program(graph, tensors, str(self.path / saved.graph.name))
         program = self.programs[key]
         declared = Declared(_specs(saved.inputs), _specs(saved.outputs))

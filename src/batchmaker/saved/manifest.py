@@ -61,6 +61,19 @@ class SavedProgram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     aliases: dict[str, str]
 
 
+class SavedWhole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cell's form for whole runs, with its `whole_from`.
+
+    aliases: as of SavedProgram. shared: weights that are the cell's own, with their names among those of its program.
+    """
+
+    graph: SavedFile
+    weights: SavedFile
+    aliases: dict[str, str]
+    shared: dict[str, str]
+    whole_from: int | None = None
+
+
 class SavedOnnx(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cell's ONNX model. inputs, outputs: names, in the order of the cell. See batchmaker.onnx."""
 
@@ -74,8 +87,8 @@ class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """One cell. attribute: its path in the model.
 
     inputs, outputs, graph, weights, aliases: its program, see SavedProgram. others: programs for other shapes of its
-    inputs. onnx: its ONNX model, instead of programs. state, max_shapes, optimize, independent_rows: see Cell. Fields
-    with a default are omitted if they are not used, as in older versions.
+    inputs. onnx: its ONNX model, instead of programs. state, max_shapes, optimize, independent_rows: see Cell. whole:
+    its form for whole runs. Fields with a default are omitted if they are not used, as in older versions.
     """
 
     attribute: str
@@ -94,6 +107,7 @@ class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_shapes: int | None = None
     optimize: bool = False
     independent_rows: bool = True
+    whole: SavedWhole | None = None
 
     @property
     def programs(self) -> tuple[SavedProgram, ...]:

@@ -272,10 +272,12 @@ class Fail:
 class NodesBegun:
     """Values have let more nodes begin: the nodes below `num_nodes` may run from now on.
 
-    loops: the loops among them that end at a value: the request, its first node, and those of its segment.
+    segments: [3, segments] that begin: slot of the request, form (see Frames.segments), and first node. loops: the
+    loops among them that end at a value: the request, its first node, and those of its segment.
     """
 
     num_nodes: int
+    segments: Ints
     loops: tuple[tuple[RequestId, int, tuple[Any, ...]], ...] = ()
 
 

@@ -155,7 +155,7 @@ class Scheduler(View):
         state.arena.budget_s[0, 0] = min(policy.budget_s, TASKS_WORTH * task_s) if weighs else policy.budget_s
         self._completion = Completion(state)
         self._copies = state.admission.copies
-        self._frames = Frames(state, max_nodes)
+        self.frames = Frames(state, max_nodes)
         self._next_task = 0
 
     # --- interface for drivers -----------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Scheduler(View):
         arrivals = cast(Sequence[RequestArrived], events[tail:])
         known: Known | None = None
         if arrivals:
-            if finished is not None and (state.observed or self._deadlines.heap or self._frames.slots):
+            if finished is not None and (state.observed or self._deadlines.heap or self.frames.slots):
                 self._turn(commands, finished)
                 finished = None
             self._expire(arrivals[-1].at_s, commands)
@@ -226,7 +226,7 @@ class Scheduler(View):
         """Whether nothing has to be done in Python between these steps and the next task."""
         state = self._state
         is_watched = state.watched is not None and state.watched.is_kept
-        if self._frames.slots and (is_watched or self._urgency is not None):
+        if self.frames.slots and (is_watched or self._urgency is not None):
             return False
         has_more = event.failed or state.attached or len(state.dying)
         return not (has_more or state.depths is not None or (state.frontiers is not None and state.frontiers.kept))
@@ -234,7 +234,7 @@ class Scheduler(View):
     @property
     def decides(self) -> bool:
         """Whether requests in flight may decide by values, so that StepsFinished must bring these."""
-        return bool(self._frames.slots)
+        return bool(self.frames.slots)
 
     def decide(self, answered: Sequence[SequenceId], unanswered: Sequence[SequenceId]) -> None:
         """Say which of the sequences whose requests had a Reply got their results; the others keep what they kept.
@@ -268,7 +268,7 @@ class Scheduler(View):
         if cell.type_id != len(self._state.types):
             raise InvariantError(f"cell types are numbered in order; got {cell.type_id} after {len(self._state.types)}")
         self._state.add_type(cell)
-        self._frames.add_type(cell)
+        self.frames.add_type(cell)
         self.cells.append(cell)
 
     def _known(self, events: Sequence[RequestArrived]) -> Known | None:
@@ -441,7 +441,7 @@ class Scheduler(View):
         if finished is not None:
             entry, first, end = self._completion.entry_of(finished), finished.first, finished.end
             task, busy_s = entry.steps, finished.busy_s
-            answer = not (finished.failed or state.attached or self._frames.slots)
+            answer = not (finished.failed or state.attached or self.frames.slots)
             if answer and state.num_keeping:
                 commands += self._completion.fit_kept()
             stopped = NEVER if finished.stopped is None else np.array(finished.stopped, np.bool_)
@@ -451,10 +451,10 @@ class Scheduler(View):
                 self._policy.step_finished(run.type_id, num_rows // (end - first), step_s)
                 if self._urgency is not None:
                     self._urgency.step_finished(run.type_id, step_s)
-        if finished is not None and self._frames.slots and not finished.failed:
-            self._frames.note_values(finished.values)
+        if finished is not None and self.frames.slots and not finished.failed:
+            self.frames.note_values(finished.values)
             found, formed = turn_by_values(
-                arena.tables, self._frames.patterns_at, self._frames.addresses, task, first, end, stopped, busy_s,
+                arena.tables, self.frames.patterns_at, self.frames.addresses, task, first, end, stopped, busy_s,
                 worker, until, given, at, by_age, may_ask,
             )  # fmt: skip
         else:
@@ -499,11 +499,11 @@ class Scheduler(View):
         commands += reads
         for request, reason in failed:
             self._end_request(request, FailureKind.CELL, reason, commands)
-        if self._frames.slots and event.failed:
-            self._frames.note_values(event.values)
-            finished = np.concatenate((finished, self._decided(self._frames.decide(done), commands)))
-        elif self._frames.slots:
-            finished = np.concatenate((finished, self._decided(self._frames.outcome(counts[DECIDED], done), commands)))
+        if self.frames.slots and event.failed:
+            self.frames.note_values(event.values)
+            finished = np.concatenate((finished, self._decided(self.frames.decide(done), commands)))
+        elif self.frames.slots:
+            finished = np.concatenate((finished, self._decided(self.frames.outcome(counts[DECIDED], done), commands)))
         if not answer:
             self._reply_if_done(finished, commands)
         elif ids:
@@ -526,8 +526,8 @@ class Scheduler(View):
         for i in deciding:
             held = np.array(graphs[i].held, np.int64)
             np.add.at(arena.held, held[held >= graphs[i].first] + bases[i] - graphs[i].first, 1)
-        self._frames.begin(own, [graphs[i] for i in deciding], [bases[i] for i in deciding])
-        return self._decided(self._frames.decide(NO_NODES), commands)
+        self.frames.begin(own, [graphs[i] for i in deciding], [bases[i] for i in deciding])
+        return self._decided(self.frames.decide(NO_NODES), commands)
 
     def _decided(self, outcome: Outcome, commands: list[Command]) -> Ints:
         """Command what follows from decisions. Returns the slots of the requests whose last decision is made."""
@@ -535,16 +535,17 @@ class Scheduler(View):
         commands += outcome.reserves
         if outcome.begun.shape[1]:
             slots, forms, bases = outcome.begun
-            graphs = [self._frames.patterns[form] for form in forms.tolist()]
-            commands.append(NodesBegun(int(state.arena.counts[NODES]), self._frames.loops_begun(outcome.begun)))
+            graphs = [self.frames.patterns[form] for form in forms.tolist()]
+            loops = self.frames.loops_begun(outcome.begun)
+            commands.append(NodesBegun(int(state.arena.counts[NODES]), outcome.begun, loops))
             if state.observed or self._urgency is not None:
                 self._note_begun(slots, bases, graphs)
         for slot, number, node, output in outcome.collected:
             commands.append(Collect(state.id_of(slot), number, node, output))
         for slot, outputs in outcome.finished:
-            commands.append(Decided(state.id_of(slot), tuple(outputs), self._frames.num_nodes(slot)))
+            commands.append(Decided(state.id_of(slot), tuple(outputs), self.frames.num_nodes(slot)))
             if slot in state.chunks:
-                self._completion.keep_decided(slot, [outputs[place][0] for place in self._frames.keeps.pop(slot, ())])
+                self._completion.keep_decided(slot, [outputs[place][0] for place in self.frames.keeps.pop(slot, ())])
         if state.watched is not None and outcome.finished:
             state.watched.decided([slot for slot, _ in outcome.finished])
         for slot, kind, reason in outcome.failed:
@@ -582,8 +583,8 @@ class Scheduler(View):
         state = self._state
         for request in ids:
             del state.requests[request]
-        if self._frames.slots:
-            self._frames.leave(slots.tolist())
+        if self.frames.slots:
+            self.frames.leave(slots.tolist())
         if state.observed:
             gone = slots.tolist()
             if state.watched is not None:
@@ -604,7 +605,7 @@ class Scheduler(View):
         state.leave((slot,))
         if slot in state.line:
             state.line.leave(slot)
-        self._frames.forget(slot)
+        self.frames.forget(slot)
         self._completion.kill(slot)
         commands.append(Fail(request, kind, reason))
 

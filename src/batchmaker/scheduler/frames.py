@@ -102,7 +102,7 @@ class Frames:
     """The regions in flight of one scheduler. max_nodes: the most nodes of one request.
 
     slots: of the requests that have decisions to make. keeps: of these, see CellGraph. patterns: form -> its graph.
-    loops: form -> its loops that end at a value, see Segment; only of forms that have some.
+    segments: form -> the segment whose graph it is, unless it has a size.
     """
 
     def __init__(self, state: SchedulerState, max_nodes: int) -> None:
@@ -111,7 +111,7 @@ class Frames:
         self.slots: set[int] = set()
         self.keeps: dict[int, tuple[int, ...]] = {}
         self.patterns: dict[int, CellGraph] = {}
-        self.loops: dict[int, tuple[Any, ...]] = {}
+        self.segments: dict[int, Segment] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -120,9 +120,9 @@ class Frames:
         self._patterns = state.admission.elsewhere(self._pattern_arena)
         self._patterns.copies.max_forms = self._patterns.copies.max_nodes = 1 << 62
         self.patterns.clear()
-        self.loops.clear()
+        self.segments.clear()
         self._kinds: list[_Kind] = []
-        self._num_sized = self._longest = self._spans_held = 0
+        self._num_sized = self._longest = self._spans_held = self._num_loops = 0
         self._places: dict[int, int] = {}
         self._known: list[Region] = []  # so that their ids stay theirs
         self._code, self._num_words = np.zeros(1024, np.int64), 0
@@ -221,8 +221,9 @@ class Frames:
 
     def loops_begun(self, begun: Ints) -> tuple[tuple[RequestId, int, tuple[Any, ...]], ...]:
         """Return the loops among segments that have begun, as `NodesBegun` tells of them. begun: see Outcome."""
-        known, found = self.loops, begun.T.tolist() if self.loops else ()
-        return tuple([(self._state.id_of(slot), base, known[form]) for slot, form, base in found if form in known])
+        found = begun.T.tolist() if self._num_loops else ()
+        loops = [(slot, base, self.segments[form].loops) for slot, form, base in found if form in self.segments]
+        return tuple([(self._state.id_of(slot), base, some) for slot, base, some in loops if some])
 
     def leave(self, slots: Sequence[int]) -> None:
         """Note that requests have been answered: all their nodes are done."""
@@ -398,8 +399,8 @@ class Frames:
             graph, reads = _without_arguments(segment.graph, is_sized=segment.size != NO_SLOT)
             if segment.size == NO_SLOT:
                 form = self._form_of(graph, reads)
-                if segment.loops:
-                    self.loops[form] = segment.loops
+                self.segments[form] = segment
+                self._num_loops += len(segment.loops)
             else:
                 form = len(self._kinds)
                 self._kinds.append(_Kind(graph, reads, segment.fetched))

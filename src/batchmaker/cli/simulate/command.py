@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -88,7 +89,7 @@ def simulate(
     fleet.check()
     if fleet.replicas:
         check_fleet(fleet, ask, machine.workers, jobs)
-    plan = blueprint(model, lambda: options.make_model(model, **asdict(network)))
+    plan = blueprint(model, partial(options.make_model, model, **asdict(network)), computes=True)
     work = workload.make(model, plan, traffic.files or (), ask.requests, traffic.lengths)
     profile, costs = device.cost_profile(plan, work, npu=cost.npu, dataflow=cost.dataflow, table=cost.latency_table)
     simulated = _machine(plan, profile, machine, npu=cost.npu)

@@ -48,7 +48,12 @@ def cost_profile(
 
 
 def predicted_lengths(blueprint: Blueprint, workload: SimulatedWorkload) -> tuple[PredictedLength, ...]:
-    """Return, for every run that may end early, the dependence of its length on a cell with one step per element."""
+    """Return, for every run that may end early, the dependence of its length on a cell with one step per element.
+
+    Nothing is predicted of a model that decides by values.
+    """
+    if blueprint.decides:
+        return ()
     source, words = 7, 5
     graph, cells = blueprint.sized(source, words).graph, blueprint.model.cells
     ends = sorted({int(run.type_id) for run in graph.runs if run.open_ended})
@@ -68,7 +73,7 @@ def _lengths(workload: SimulatedWorkload, length: int | None, end: int) -> tuple
     """Return the nodes of type `given` (0 for None) and of type `end`, for all samples with any of the latter."""
     counts = [
         dict(zip(work.types.tolist(), work.nodes.tolist(), strict=True))
-        for work in (work_of(request.graph) for request in workload.samples)
+        for work in (request.work for request in workload.samples)
     ]
     pairs = [(0 if length is None else count.get(length, 0), count[end]) for count in counts if end in count]
     known, steps = np.array(pairs, np.int64).reshape(-1, 2).T

@@ -23,7 +23,6 @@ from batchmaker.cli.simulate.workload import SimulatedArrivals, SimulatedWorkloa
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
 from batchmaker.fleet.routing import Router
-from batchmaker.graph.work import work_of
 from batchmaker.lab.simulator.fleet.exact import ExactReplicas
 from batchmaker.lab.simulator.fleet.fast import FastReplicas, why_not_fast
 from batchmaker.lab.simulator.fleet.records import FleetRecords, FleetWork
@@ -180,7 +179,8 @@ def unit_work_ns(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return nanoseconds of work of each shape at full batches, true and as known when it comes: [shapes] int64 each.
 
-    A run that a value ends is known to take as many steps as the median of those in the profile.
+    A run that a value ends is known to take as many steps as the median of those in the profile. A request in which
+    values decide is known to take what all such requests take on average.
     """
     overhead = device.overhead
     row_s = [
@@ -190,7 +190,7 @@ def unit_work_ns(
     ]
     true, known = np.empty(len(shapes), np.int64), np.empty(len(shapes), np.int64)
     for number, shape in enumerate(shapes):
-        work = work_of(shape.graph)
+        work = shape.work
         nodes = dict(zip(work.types.tolist(), work.nodes.tolist(), strict=True))
         true[number] = _ns(nodes, row_s, overhead.request_s)
         for type_id in {int(run.type_id) for run in shape.graph.runs if run.open_ended}:
@@ -203,6 +203,9 @@ def unit_work_ns(
             given = [nodes.get(cell.type_id, 0) for cell in model.cells if cell.name == length.given] or [0]
             nodes[type_id] = int(length.profile.remaining(np.array(given), np.zeros(1, np.int64), 0.5)[0])
         known[number] = _ns(nodes, row_s, overhead.request_s)
+    decided = np.array([shape.decided is not None for shape in shapes])
+    if decided.any():
+        known[decided] = round(float(true[decided].mean()))
     return true, known
 
 

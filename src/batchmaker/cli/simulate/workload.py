@@ -12,7 +12,7 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.cli.workload import UNPADDED, make_workload
+from batchmaker.cli.workload import NOISE, UNPADDED, make_workload
 from batchmaker.errors import BatchmakerError, DataError, OptionError, unknown_name
 from batchmaker.lab.datasets import (
     europarl_lengths,
@@ -35,6 +35,9 @@ BURST_RATE: Final = 8 / (0.9 + 0.1 * 8)
 """Times the mean rate in a burst, with the ratio and share that `mmpp_arrivals` has by default."""
 MOST_WORDS: Final = 80
 """Most words of a generated request, because some networks have a fixed number of positions."""
+
+MOST_COMPUTED: Final = 128
+"""Different requests of a model that decides by values: each is computed once, on the CPU."""
 
 LENGTHS: Final = ("lazybatching", "europarl")
 """What lengths can be drawn like: 1 to 80 words, or 1 to 330 with a heavier tail."""
@@ -75,8 +78,8 @@ def make(
             return ShapedRequests(found, order.astype(np.int32))
 
         return SimulatedWorkload(shuffled, ", ".join(path.name for path in files), samples=found)
-    if name in UNPADDED:
-        drawn_once = make_workload(name, count=min(count, 2048))
+    if name in UNPADDED or name in NOISE or blueprint.decides:
+        drawn_once = make_workload(name, count=min(count, MOST_COMPUTED if blueprint.decides else 2048))
         shapes = [blueprint.request(request) for request in drawn_once.requests]
         return SimulatedWorkload(
             lambda seed, count: ShapedRequests(

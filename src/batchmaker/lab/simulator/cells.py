@@ -9,13 +9,15 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.cost.profile import Overhead
 from batchmaker.errors import OptionError
 from batchmaker.lab.simulator.core_tables import task_s
+from batchmaker.lab.simulator.decisions import Deciding
 from batchmaker.lab.simulator.driver import Observe, Simulation
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
 from batchmaker.policies.base import CellPolicy
-from batchmaker.scheduler.commands import Admit, Fail, Reply, RunTask
+from batchmaker.scheduler.commands import Admit, Fail, NodesBegun, Reply, RunTask
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import CellTypeAdded, Event, RequestArrived, RequestId, StepsFinished, TimePassed
 
@@ -39,6 +41,7 @@ class CellSimulation(Simulation[_Step]):
     says, and the scheduler learns so only when the last of them is done. overhead: each step ends so much later, and
     the first step that is submitted after a request arrived begins later by `request_s`. With any overhead,
     tasks that are weighed against their own cost are as long as the engine's. coming, records, ended: see Simulation.
+    Values that decide are those of RecordedDecisions.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class CellSimulation(Simulation[_Step]):
         self._num_new = 0  # requests that arrived since a step was submitted
         self._free_s = [0.0] * num_workers
         self._by_slot: NDArray[np.int64] = np.zeros(256, np.int64)
+        self._deciding = Deciding()
 
     def begin(self) -> None:
         self.scheduler.handle(*(CellTypeAdded(cell, 0.0) for cell in self._model.cells))
@@ -110,22 +114,38 @@ class CellSimulation(Simulation[_Step]):
         self._num_new += len(arrivals)
         for step in ended:
             self._unfinished[step.task.worker] -= 1
-            events.append(StepsFinished(step.task.task, step.number, step.number + 1, now_s, busy_s=step.seconds))
+            values, at = self._deciding.take(), step.number
+            events.append(StepsFinished(step.task.task, at, at + 1, now_s, busy_s=step.seconds, values=values))
         commands = self.scheduler.handle(*(events or (TimePassed(now_s),)))
         for command in commands:
             match command:
                 case RunTask():
                     self._start(command, now_s)
                 case Admit():
-                    self._note_slot(command)
+                    self._admitted(command)
+                case NodesBegun():
+                    self._begun(command.segments)
                 case Reply() | Fail():
+                    self._deciding.ended(command.request)
                     self._end(command, now_s)
         return len(commands)
 
-    def _note_slot(self, command: Admit) -> None:
+    def _admitted(self, command: Admit) -> None:
         if command.slot >= len(self._by_slot):
             self._by_slot = np.concatenate((self._by_slot, np.zeros(command.slot + 1, np.int64)))
         self._by_slot[command.slot] = command.request
+        decided = self._requests[command.request].decided
+        if decided is not None:
+            self._deciding.admitted(decided, command.base - command.first_local)
+
+    def _begun(self, segments: Ints) -> None:
+        """Note the segments that values have let begin; see NodesBegun."""
+        for slot, form, base in segments.T.tolist():
+            number = int(self._by_slot[slot])
+            request = self._requests[number]
+            assert request.decided is not None
+            segment = self.scheduler.frames.segments[form]
+            self._deciding.begun(number, request.graph.region, request.decided, segment, base)
 
     def _start(self, task: RunTask, now_s: float) -> None:
         worker, seconds, what = task.worker, self._seconds[task.type_id], self._model.cells[task.type_id].name

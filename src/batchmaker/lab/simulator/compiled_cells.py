@@ -77,6 +77,8 @@ def _why_not(model: SimulatedModel, policy: CellPolicy, shapes: list[SimulatedRe
         return "a step of some size takes no time, or its time is not known"
     if any(shape.graph.first or not shape.graph.num_nodes for shape in shapes):
         return "a request has no nodes, or begins with stored ones"
+    if any(shape.decided is not None for shape in shapes):
+        return "values decide what a request computes"
     if type(policy) is CellularPolicy:
         return None
     if not isinstance(policy, LazyPolicy | AutoPolicy):

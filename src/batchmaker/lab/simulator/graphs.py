@@ -8,7 +8,6 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.graph.work import work_of
 from batchmaker.lab.baselines.scheduler import (
     BatchFinished,
     GraphEvent,
@@ -43,7 +42,7 @@ class PaddedCost:
         self._alone_s: dict[int, float] = {}  # by shape
         first = np.unique(self._shape, return_index=True)[1]
         for number, request in enumerate(first.tolist()):
-            work = work_of(requests[request].graph)
+            work = requests[request].work
             self._steps[number, work.types] = work.steps
             self._width[number, work.types] = -(-work.nodes // np.maximum(work.steps, 1))
 

@@ -38,10 +38,12 @@ class Together:
         self.model = SimulatedModel(" + ".join(names), tuple(cells))
 
     def request(self, number: int, request: SimulatedRequest) -> SimulatedRequest:
-        """Return a request of one model as a request of the joint model.
+        """Return a request of one model as a request of the joint model. OptionError if values decide in it.
 
         number: of the model. Requests that are one object stay one.
         """
+        if request.decided is not None:
+            raise OptionError(f"model {self._names[number]!r} decides by values, so it cannot run with others")
         key = (number, id(request))
         if key not in self._known:
             moved = _shifted(request.graph, self._first[number])

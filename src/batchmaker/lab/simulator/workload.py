@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from batchmaker.arrays import Floats
 from batchmaker.errors import OptionError
-from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.cell_graph import CellGraph, Work
 from batchmaker.graph.spec import CellType
+from batchmaker.graph.work import work_of
+from batchmaker.lab.simulator.decisions import RecordedDecisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,23 @@ class SimulatedRequest:
     """A request without values. Requests of one shape may be one object, and are then admitted much faster.
 
     graph: its open-ended runs have their true number of steps; the scheduler only sees that they may end. length: for
-    the buckets of graph batching. model: its number, if several models run together.
+    the buckets of graph batching. model: its number, if several models run together. decided: what decided in it, if
+    values decide what it computes. OptionError if they do and nothing is recorded.
     """
 
     graph: CellGraph
     length: int
     model: int = 0
+    decided: RecordedDecisions | None = None
+
+    def __post_init__(self) -> None:
+        if (self.graph.region is None) != (self.decided is None):
+            raise OptionError("a request has recorded decisions if values decide what it computes, and only then")
+
+    @property
+    def work(self) -> Work:
+        """Its nodes and steps of each cell type, of all that runs."""
+        return work_of(self.graph) if self.decided is None else self.decided.work
 
 
 @final

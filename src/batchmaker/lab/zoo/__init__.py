@@ -56,6 +56,7 @@ _NETWORKS: Final = {
     "rnnt": _network("rnnt", "RnntModel"),
     "early-exit": _network("early_exit", "EarlyExitModel"),
     "experts": _network("experts", "ExpertsModel"),
+    "diffusion": _network("diffusion", "DiffusionModel"),
 }
 
 

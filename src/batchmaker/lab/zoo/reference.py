@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any, NoReturn, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, final
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ def interpreted(model: Model, request: Any) -> Any:
     """Return the result of a request's cell graph, node by node, through the cells' own modules."""
     types = _types.setdefault(model, PlainTypes())
     unfolding = Unfolding(model, types, request)
-    values = _Values(types)
+    values = NodeValues(types)
     with torch.no_grad():
         try:
             unfolding.start()
@@ -97,13 +97,26 @@ class PlainTypes:
 _types: weakref.WeakKeyDictionary[Model, PlainTypes] = weakref.WeakKeyDictionary()
 
 
-@final
-class _Values:
-    """The outputs of one request's nodes, each [1, *shape], computed in order of number."""
+class TypesAndModules(Protocol):
+    """Cell types with their modules, which take and return flat tensors."""
 
-    def __init__(self, types: PlainTypes) -> None:
+    @property
+    def types(self) -> Sequence[CellType]: ...
+
+    @property
+    def modules(self) -> Sequence[nn.Module]: ...
+
+
+@final
+class NodeValues:
+    """The outputs of one request's nodes, each [1, *shape], computed in order of number.
+
+    given: those of nodes that are not of the graph, by their numbers; output 0 of each.
+    """
+
+    def __init__(self, types: TypesAndModules, given: Mapping[int, Tensor] | None = None) -> None:
         self._types = types
-        self._rows: dict[tuple[int, int], Tensor] = {}
+        self._rows: dict[tuple[int, int], Tensor] = {(node, 0): row for node, row in (given or {}).items()}
         self._memories: dict[tuple[int, int], MemoryRead] = {}  # by node and input
         self._ends: dict[int, int] = {}  # last node of a loop that ended early -> the node of its end
 
@@ -113,6 +126,10 @@ class _Values:
             node = self._ends.get(end_of_loop(node), end_of_loop(node))
         row = self._rows[node, output][0]
         return row.item() if row.dim() == 0 else row
+
+    def row(self, node: int, output: int) -> Tensor:
+        """Return one output, [1, *shape]; of a loop that ended early, the last."""
+        return self._rows[self._ends.get(node, node), output]
 
     def compute(self, graph: CellGraph, loops: dict[int, OpenLoop]) -> None:
         host: dict[tuple[int, int], Tensor] = {}
@@ -177,7 +194,7 @@ class _Values:
         return self._given(source, output, host, (run.first, port))
 
     def _given(self, source: int, output: int, host: dict[tuple[int, int], Tensor], place: tuple[int, int]) -> Tensor:
-        return host[place] if source == HOST else self._rows[self._ends.get(source, source), output]
+        return host[place] if source == HOST else self.row(source, output)
 
     def _call(self, number: int, node: int, inputs: list[Tensor]) -> tuple[Tensor, ...]:
         outputs = flat_outputs(self._types.modules[number](*inputs), self._types.types[number].name)

@@ -39,7 +39,7 @@ def why_not_fast(
         return f"model {model.name!r} has {len(model.cells)} cells, and the loops know chains of one"
     for request in requests:
         parts = request.graph.parts
-        if len(parts) != 1 or not isinstance(parts[0], Run) or parts[0].open_ended:
+        if request.decided is not None or len(parts) != 1 or not isinstance(parts[0], Run) or parts[0].open_ended:
             return f"a request of model {model.name!r} is not one chain whose length is known when it comes"
     return None
 
