@@ -167,13 +167,14 @@ def test_the_lowest_versions_are_those_of_the_package_and_of_its_extras():
     assert len({line.partition("==")[0] for line in lines}) == len(lines)
 
 
-def test_the_readmes_torch_is_what_the_package_allows_and_ci_tests():
+def test_the_readmes_torch_is_one_that_the_package_allows():
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     asked = re.findall(r"'torch>=([\d.]+),<(\d+)\.(\d+)'", readme)
     oldest, newest = torch_range()
     assert asked
     for lowest, major, minor in asked:
-        assert (lowest, f"{major}.{int(minor) - 1}") == (oldest, newest)
+        assert lowest == oldest
+        assert (int(major), int(minor) - 1) <= tuple(map(int, newest.split(".")))
 
 
 @pytest.fixture(scope="module")
