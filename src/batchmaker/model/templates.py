@@ -171,7 +171,7 @@ def prove(
         if not all(_ends_alike(loop.until, reads) for loop in unfolding.loops.values()):
             raise UnprovenError("a loop ends by something that could change")
         decided = () if unfolding.graph.region is None else segments_of(unfolding.graph.region)
-        for until in [loop.until for segment in decided for loop in segment.loops]:
+        for until in [one for segment in decided for loop in segment.loops for _, one in loop.conditions]:
             if not _ends_alike(until, reads) or (type(until) is FunctionType and reads.has_made(until)):
                 raise UnprovenError("a loop in a branch or body ends by something that could change")
         if not (_is_plain(unfolding.returned) and _is_plain(unfolding.after.structure)):
