@@ -307,6 +307,10 @@ class DeviceCore:
                 f"the device core stands still: {len(self._requests)} requests are in flight and nothing is ready"
             )
 
+    def abandon(self) -> None:
+        """Wait for nothing more: the device has failed. Nothing is submitted afterwards."""
+        self.num_submitted = self.num_finished
+
     def poll(self) -> Reported:
         """Return what the device has reported since the last call. It waits for nothing."""
         done, tasks = self.memory.num_done, list[Task]()

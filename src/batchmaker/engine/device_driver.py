@@ -399,6 +399,8 @@ class DeviceDriver:
     def _stop_taking(self, error: BaseException) -> None:
         """Take nothing more. The requests that were taken fail, each with one error."""
         self.why = said_by(error)
+        for place in self._places:
+            place.core.abandon()
         _LOG.warning("requests are not scheduled by the GPU from now on: %s", self.why)
         outcomes: list[Settled] = []
         for request in self._requests.values():
