@@ -429,7 +429,7 @@ def test_requests_that_end_early_give_back_what_they_have_collected() -> None:
         assert all(isinstance(answer.exception(60), CancelledError) for answer in given_up)
         assert isinstance(late.exception(60), DeadlineError)
         assert engine.submit(7).result(60) == 112
-        frames = scheduler(engine)._frames
+        frames = scheduler(engine).frames
         assert not frames.slots
         lists, free = frames._machine.lists, 0
         place = int(lists[1, 0])
@@ -560,8 +560,8 @@ def test_functions_that_end_loops_in_branches_may_differ_from_request_to_request
                 for top, times in asked
             ]
             if not repetition:
-                known = len(scheduler(engine)._frames.patterns)
-        assert len(scheduler(engine)._frames.patterns) == known, "equal functions are one"
+                known = len(scheduler(engine).frames.patterns)
+        assert len(scheduler(engine).frames.patterns) == known, "equal functions are one"
     assert_balanced(engine)
 
 
