@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from fleets_in_process import fleet_config, played
+from served_models import waiting_at
 from triton_calls import ask, ask_in_a_stream, given
 
 from batchmaker.server.config import FleetConfig
@@ -41,7 +42,9 @@ def test_a_stream_is_answered_in_order_by_both_replicas(models):
 
 def test_a_call_whose_replica_ends_is_given_to_no_other_one_and_a_chunk_says_more(models):
     folder, gate = models
+    come = waiting_at(gate)
     gate.unlink(missing_ok=True)
+    come.unlink(missing_ok=True)
 
     async def scenario(fleet):
         def infer(**options):
@@ -51,7 +54,7 @@ def test_a_call_whose_replica_ends_is_given_to_no_other_one_and_a_chunk_says_mor
         waiting = asyncio.ensure_future(asyncio.to_thread(infer))
         chunk = asyncio.ensure_future(asyncio.to_thread(infer, sequence_id=4, sequence_start=True))
         balancer = fleet.server.balancer
-        await fleet.wait_for(lambda: sum(one.num_requests for one in balancer.replicas.values()) == 2)
+        await fleet.wait_for(lambda: come.exists() and come.stat().st_size >= 2)  # they have left the front
         for number, replica in fleet.replicas.items():
             if balancer.replicas[number].num_requests:
                 replica.die()

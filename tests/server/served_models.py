@@ -61,14 +61,25 @@ class Ahead(bm.Model):
         return self.add.map(ends[:-1], ends[1:]) if len(ends) > 1 else [], values[-1] if values else None
 
 
+def waiting_at(gate: str | Path) -> Path:
+    """Return the file with a byte for each request that has come to a gate."""
+    return Path(f"{gate}.waiting")
+
+
 class Gated(Counter):
-    """Counts once a file is there. Until then all requests for more than 2 are in flight, however fast the machine."""
+    """Counts once a file is there. Until then all requests for more than 2 are in flight, however fast the machine.
+
+    Beside it is a file with a byte for each request that has come to the gate.
+    """
 
     def __init__(self, gate: str) -> None:
         super().__init__()
         self.gate = gate
 
     def unfold_chunk(self, chunk: int, state: Any) -> Iterator[Any]:
+        if chunk > 2:
+            with waiting_at(self.gate).open("ab") as file:
+                file.write(b".")
         while chunk > 2 and not Path(self.gate).exists():
             time.sleep(0.01)  # it is a file: another process opens the gate
         return (yield from super().unfold_chunk(chunk, state))
