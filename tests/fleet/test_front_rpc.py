@@ -51,10 +51,14 @@ def test_a_call_whose_replica_ends_is_given_to_no_other_one_and_a_chunk_says_mor
             with triton.InferenceServerClient(fleet.grpc) as client:
                 return client.infer("gated", given(3), **options)
 
+        def have_come():  # both are counted, and the first of each replica has left the front
+            counts = [one.num_requests for one in balancer.replicas.values()]
+            return sum(counts) == 2 and come.exists() and come.stat().st_size >= sum(map(bool, counts))
+
         waiting = asyncio.ensure_future(asyncio.to_thread(infer))
         chunk = asyncio.ensure_future(asyncio.to_thread(infer, sequence_id=4, sequence_start=True))
         balancer = fleet.server.balancer
-        await fleet.wait_for(lambda: come.exists() and come.stat().st_size >= 2)  # they have left the front
+        await fleet.wait_for(have_come)
         for number, replica in fleet.replicas.items():
             if balancer.replicas[number].num_requests:
                 replica.die()
