@@ -182,9 +182,10 @@ class NodeChoice:
         """Return the loop if it is faster for tasks whose largest step has `batch` rows. Measured now if not before."""
         if self.loop is None:
             return None
-        with self._measuring:
-            if not len(self.faster):
-                self.measure()
+        if not len(self.faster):  # no lock for each task: workers share the cell
+            with self._measuring:
+                if not len(self.faster):
+                    self.measure()
         return self.loop if self.faster[min(batch, len(self.faster) - 1)] else None
 
 
