@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import logging
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -32,6 +33,11 @@ def torch_dtype(name: str, where: str = "a value") -> torch.dtype:
         return _DTYPES[name]
     except KeyError:
         raise ModelError(f"{where}: dtype {name!r} is not known; use one of {_KINDS}") from None
+
+
+def row_bytes(spec: ValueSpec) -> int:
+    """Return the bytes of one value."""
+    return math.prod(spec.shape) * torch_dtype(spec.dtype).itemsize
 
 
 def dtype_name(tensor: Tensor) -> str:

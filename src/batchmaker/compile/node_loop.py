@@ -19,8 +19,9 @@ from torch import Tensor
 
 from batchmaker.arrays import Ints
 from batchmaker.compile.dataflow import CannotRewriteError, TracedCell
+from batchmaker.compile.export import row_bytes
 from batchmaker.compile.node_steps import run_nodes
-from batchmaker.compile.operations import Operations, OtherError, ValueRoom, Writer, row_bytes, write_graph
+from batchmaker.compile.operations import Operations, OtherError, ValueRoom, Writer, write_graph
 from batchmaker.compile.passes.interpreter import is_available
 from batchmaker.compile.passes.open_steps import open_steps
 from batchmaker.graph.spec import ValueSpec

@@ -489,11 +489,6 @@ class ValueRoom:
         return memory.view(dtype).view(count, *shape)
 
 
-def row_bytes(spec: ValueSpec) -> int:
-    """Return the bytes of a row."""
-    return math.prod(spec.shape) * torch_dtype(spec.dtype).itemsize
-
-
 def write_graph(
     cell: TracedCell, inputs: Sequence[ValueSpec], packer: Packer | None = None, in_place: Collection[int] = ()
 ) -> tuple[Writer, list[fx.Node]]:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from batchmaker.arrays import Flags, Ints
 from batchmaker.compile.dataflow import CannotRewriteError, TracedCell
-from batchmaker.compile.export import torch_dtype
+from batchmaker.compile.export import row_bytes, torch_dtype
 from batchmaker.compile.lower import Packer
 from batchmaker.compile.node_steps import CALL, GATHER
-from batchmaker.compile.operations import Operations, OtherError, TorchCall, ValueRoom, Writer, row_bytes, write_graph
+from batchmaker.compile.operations import Operations, OtherError, TorchCall, ValueRoom, Writer, write_graph
 from batchmaker.compile.passes.interpreter import is_available
 from batchmaker.compile.passes.open_steps import open_steps
 from batchmaker.compile.state_steps import (

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any, Final, final
 
 import numpy as np
@@ -23,8 +22,9 @@ from batchmaker.device.layout import BoardWord, LetterWord, PageWord, RequestWor
 from batchmaker.device.memory import MAX_TYPES, NUM_PAGES, CoreMemory, Mail, Sizes
 from batchmaker.device.plan import PlannedType, RequestPlan
 from batchmaker.errors import DeviceError
-from batchmaker.executor.cuda.device import CannotRecordError, Device, Launch
+from batchmaker.executor.cuda.device import CannotRecordError, Device, Launch, row_copies
 from batchmaker.graph.spec import CellType
+from batchmaker.kernels.source import joined
 
 Work = Callable[..., tuple[Tensor, ...]]
 """Inputs [n, *shape] -> outputs [n, *shape], on the device."""
@@ -36,7 +36,7 @@ AHEAD: Final = 2
 
 def source() -> str:
     """Return the kernels in CUDA C++, complete."""
-    return header() + resources.files("batchmaker.device").joinpath("steps.cu").read_text(encoding="utf-8")
+    return header() + row_copies() + joined(("steps.cu",), "batchmaker.device")
 
 
 @final

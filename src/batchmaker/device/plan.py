@@ -6,7 +6,6 @@ one entry, at any length.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.arrays import Ints
-from batchmaker.compile.export import torch_dtype
+from batchmaker.compile.export import row_bytes
 from batchmaker.compiled import compiled, compiled_inline
 from batchmaker.device.extents import ALIGNMENT, aligned
 from batchmaker.device.layout import AT_END, LISTED, NONE, EntryWord, InputWord, OutputWord, RequestWord
 from batchmaker.graph.cell_graph import HOST, CellGraph
-from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+from batchmaker.graph.spec import CellType, TypeId
 
 _TYPE, _HEAD, _STEPS, _SEQUENCES = range(4)
 """Columns of a node: its type in the core; the first node of its run, or itself; the steps of the run that begins
@@ -38,11 +37,6 @@ _E_UNTIL, _E_VALUE, _E_LENGTH = map(int, (EntryWord.UNTIL, EntryWord.VALUE, Entr
 _I_WHERE, _I_STRIDE, _I_STATE = map(int, InputWord)
 _O_KEPT, _O_KEPT_STRIDE, _O_STATE, _O_ANSWER, _O_ANSWER_STRIDE = map(int, OutputWord)
 _ALIGNMENT: Final = ALIGNMENT
-
-
-def row_bytes(spec: ValueSpec) -> int:
-    """Return the bytes of one value."""
-    return math.prod(spec.shape) * torch_dtype(spec.dtype).itemsize
 
 
 @final

@@ -1,29 +1,13 @@
 // Kernels of a device that schedules itself: requests enter, steps take what is ready, and what they finish makes other
-// nodes ready. Compiled by NVRTC without headers, after the constants of layout.py; tests compile it for the CPU.
+// nodes ready. Compiled by NVRTC after the constants of layout.py and copies.cuh; tests compile it for the CPU.
 //
 // Races. Rings are popped in `begin_step` alone, by one thread, and pushed in `enter` and `finish` alone: kernels run
 // one after the other. A push never reaches a place that the present step still reads: the ring of nodes holds all entries
 // in flight of its type, and an entry is pushed there once; that of begun runs holds two largest batches, and no more
 // runs are begun at once than fit into one. Entries of one step are different ones; what several may change at once are
 // MISSING of a common reader, LEFT of a common request, tails, and ENDED: atomics.
-typedef long long i64;
-typedef unsigned long long u64;
-
-struct alignas(16) Chunk { u64 low, high; };
 
 static __device__ __forceinline__ i64 add(i64* number, i64 more) { return (i64)atomicAdd((u64*)number, (u64)more); }
-
-// Copies `size` bytes; writes zeros if `from` is null. 16 bytes at a time if both addresses are aligned for this.
-static __device__ void copy_row(char* to, const char* from, i64 size) {
-  i64 done = 0;
-  if ((((u64)to | (u64)from) & 15) == 0) {
-    const Chunk zero = {0, 0};
-    for (i64 i = threadIdx.x; i < size / 16; i += blockDim.x)
-      ((Chunk*)to)[i] = from ? ((const Chunk*)from)[i] : zero;
-    done = size / 16 * 16;
-  }
-  for (i64 i = done + threadIdx.x; i < size; i += blockDim.x) to[i] = from ? from[i] : (char)0;
-}
 
 static __device__ i64* of_type(const i64* core, i64 type) {
   return (i64*)core[CORE_BOARD] + BOARD_WORDS + type * TYPE_WORDS;

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.clock import Clock
-from batchmaker.compile.export import torch_dtype
+from batchmaker.compile.export import row_bytes, torch_dtype
 from batchmaker.compile.run_form import RunForm
 from batchmaker.device.core import DeviceCore, Reported
 from batchmaker.device.layout import NONE
 from batchmaker.device.memory import Sizes
-from batchmaker.device.plan import PlannedType, RequestPlan, plan_of, row_bytes
+from batchmaker.device.plan import PlannedType, RequestPlan, plan_of
 from batchmaker.device.proof import TriedCell, can_end, num_steps, prove
 from batchmaker.engine.driver import blamed
 from batchmaker.engine.request import InFlight, Settled, Ticket

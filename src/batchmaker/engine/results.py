@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.arrays import Ints
-from batchmaker.compile.export import torch_dtype
+from batchmaker.compile.export import row_bytes, torch_dtype
 from batchmaker.engine.request import InFlight
 from batchmaker.engine.stop_tests import Failures, StopTests
 from batchmaker.executor.base import StepsResult
@@ -54,7 +54,7 @@ class ResultTable:
     def __init__(self, spec: ValueSpec, num_nodes: int) -> None:
         self._spec = spec
         self._width = math.prod(spec.shape)
-        is_wide = spec_bytes(spec) > NARROW_BYTES
+        is_wide = row_bytes(spec) > NARROW_BYTES
         self._places: Ints | None = np.full(num_nodes, -1) if is_wide else None
         self._free: Ints = np.zeros(0, np.int64)
         self._num_free = 0
@@ -152,7 +152,7 @@ class ResultTables:
         try:
             return self._tables[key]
         except KeyError:
-            made = ResultTable(spec, self._num_nodes) if 0 < spec_bytes(spec) <= WIDE_BYTES else None
+            made = ResultTable(spec, self._num_nodes) if 0 < row_bytes(spec) <= WIDE_BYTES else None
             self._tables[key] = made
             if made is not None and made.is_wide:
                 self.wide.append(made)
@@ -426,11 +426,6 @@ def objects(values: Tensor) -> list[Any]:
     would carry the others along.
     """
     return values.tolist() if values.ndim == 1 else list(_UNBIND_COPY(values))
-
-
-def spec_bytes(spec: ValueSpec) -> int:
-    """Return the size of one value."""
-    return math.prod(spec.shape) * torch_dtype(spec.dtype).itemsize
 
 
 _Reads = tuple[list[Ints], list[int], list[tuple[dict[Handle, list[Any]], Handle, int]]]

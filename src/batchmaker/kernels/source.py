@@ -19,6 +19,7 @@ def algorithm() -> str:
     return joined(ALGORITHM)
 
 
-def joined(names: tuple[str, ...]) -> str:
-    room = files("batchmaker.kernels")
+def joined(names: tuple[str, ...], package: str = "batchmaker.kernels") -> str:
+    """Return the text of these files of a package, one after the other."""
+    room = files(package)
     return "\n".join(room.joinpath(name).read_text(encoding="utf-8") for name in names)

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from batchmaker.compile.binding import BoundCell
-from batchmaker.compile.export import example_rows, torch_dtype
+from batchmaker.compile.export import example_rows, row_bytes, torch_dtype
 from batchmaker.compile.recurrent_cells import Recurrence
 from batchmaker.compile.run_form import RunForm
 from batchmaker.executor.cuda.at_once import TaskProgram
 from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import TARGETS_OF_STEP, DeviceProgram
-from batchmaker.executor.cuda.state_tables import row_bytes
 from batchmaker.executor.task_loop import HOISTED_SIZES, MAX_HOISTED_ROWS
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 

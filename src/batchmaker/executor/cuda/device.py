@@ -14,6 +14,7 @@ from torch import Tensor
 
 from batchmaker.errors import DeviceError
 from batchmaker.kernels.layer import CallBuffers, LayerWeights
+from batchmaker.kernels.source import joined
 
 Launch = Callable[[], None]
 """Submits the recorded work once more."""
@@ -31,6 +32,11 @@ HEADER_WORDS = 5
 times of its begin and end, the address of the counter, and the address of the block that follows. Times are nanoseconds
 of the device's own clock. For work without a step's number the first four are 0, but there may be an address for the
 begin. The last is 0 if the next work has the same block."""
+
+
+def row_copies() -> str:
+    """Return what kernels that copy rows share, in CUDA C++: it stands before them."""
+    return joined(("copies.cuh",), "batchmaker.executor.cuda")
 
 
 class DeviceLostError(DeviceError):

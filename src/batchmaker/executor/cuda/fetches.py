@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from batchmaker.arrays import Ints
+from batchmaker.compile.export import row_bytes
 from batchmaker.executor.cuda.blocks import Blocks
-from batchmaker.executor.cuda.state_tables import row_bytes
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.scheduler.commands import FetchOutput, within
 

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from importlib import resources
 from typing import Any, final
 
 import numpy as np
@@ -16,12 +15,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.errors import RAISED_BY_USERS, DeviceError
-from batchmaker.executor.cuda.device import CannotRecordError, Device, DeviceLostError, Kernel, Launch, RecurrentKernel
+from batchmaker.executor.cuda.device import (
+    CannotRecordError,
+    Device,
+    DeviceLostError,
+    Kernel,
+    Launch,
+    RecurrentKernel,
+    row_copies,
+)
 from batchmaker.kernels.cache import CacheDirectory, default_directory
 from batchmaker.kernels.found import found_device
 from batchmaker.kernels.launch import CudaLayers
 from batchmaker.kernels.layer import CallBuffers, LayerWeights
 from batchmaker.kernels.nvrtc import CachedCompiler, Nvrtc
+from batchmaker.kernels.source import joined
 
 _LOG = logging.getLogger("batchmaker.executor")
 _THREADS = 128
@@ -45,9 +53,8 @@ class Gpu:
         self._graph_memory = torch.cuda.graph_pool_handle()
         self._recording = False
         self._broken: list[torch.cuda.CUDAGraph] = []
-        rows = resources.files("batchmaker.executor.cuda").joinpath("rows.cu").read_text()
         with torch.cuda.device(number):
-            self._move_rows, self._signal = _loaded(number, found.arch, rows, ("move_rows", "signal_end"))
+            self._move_rows, self._signal = _loaded(number, found.arch, row_kernels(), ("move_rows", "signal_end"))
         self._found = found
         self._layers: CudaLayers | None = None
         self._launch_on = _core().Stream.from_handle(self._stream.cuda_stream)
@@ -287,6 +294,11 @@ def _let_round(products: bool, convolutions: bool) -> None:
     """Set torch's older settings, which also set the newer ones. If they disagree, torch refuses to read them."""
     torch.set_float32_matmul_precision("high" if products else "highest")
     torch.backends.cudnn.allow_tf32 = convolutions
+
+
+def row_kernels() -> str:
+    """Return the source of the two kernels of rows.cu, complete."""
+    return row_copies() + joined(("rows.cu",), "batchmaker.executor.cuda")
 
 
 def _loaded(number: int, arch: str, source: str, names: Sequence[str]) -> list[Any]:

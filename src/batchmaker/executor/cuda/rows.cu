@@ -1,25 +1,9 @@
-// Kernels that copy rows to and from addresses, and that signal the end of a step. Compiled by NVRTC without headers.
-typedef long long i64;
-typedef unsigned long long u64;
-
-struct alignas(16) Chunk { u64 low, high; };
+// Kernels that copy rows to and from addresses, and that signal the end of a step. Compiled by NVRTC after copies.cuh.
 
 static __device__ __forceinline__ i64 now_ns() {
   u64 ns;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
   return (i64)ns;
-}
-
-// Copies `size` bytes; writes zeros if `from` is null. 16 bytes at a time if both addresses are aligned for this.
-static __device__ void copy_row(char* to, const char* from, i64 size) {
-  i64 done = 0;
-  if ((((u64)to | (u64)from) & 15) == 0) {
-    const Chunk zero = {0, 0};
-    for (i64 i = threadIdx.x; i < size / 16; i += blockDim.x)
-      ((Chunk*)to)[i] = from ? ((const Chunk*)from)[i] : zero;
-    done = size / 16 * 16;
-  }
-  for (i64 i = done + threadIdx.x; i < size; i += blockDim.x) to[i] = from ? from[i] : (char)0;
 }
 
 // See Device.move_rows. One thread block for each row and column: the grid is (rows, columns). where: the address of

@@ -5,7 +5,6 @@ Data that came with requests is in pinned host memory, where every device reads 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final, final
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.arrays import Ints
-from batchmaker.compile.export import torch_dtype
+from batchmaker.compile.export import row_bytes, torch_dtype
 from batchmaker.compiled import compiled
 from batchmaker.errors import DeviceError
 from batchmaker.executor.cuda.place import Place
@@ -23,11 +22,6 @@ from batchmaker.graph.spec import ValueSpec
 from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, TableId
 
 _ZERO: Final = int(ZERO_TABLE)
-
-
-def row_bytes(spec: ValueSpec) -> int:
-    """Return the bytes of one row of a table."""
-    return math.prod(spec.shape) * torch_dtype(spec.dtype).itemsize
 
 
 @final
