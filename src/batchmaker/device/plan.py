@@ -12,11 +12,10 @@ from types import MappingProxyType
 from typing import Final, final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from batchmaker.arrays import Ints
+from batchmaker.arrays import Flags, Ints
 from batchmaker.compile.export import row_bytes
-from batchmaker.compiled import compiled, compiled_inline
+from batchmaker.compiled import compiled, compiled_inline, compiled_within
 from batchmaker.device.extents import ALIGNMENT, aligned
 from batchmaker.device.layout import AT_END, LISTED, NONE, EntryWord, InputWord, OutputWord, RequestWord
 from batchmaker.graph.cell_graph import HOST, CellGraph
@@ -158,9 +157,7 @@ def _up(num_bytes: int) -> int:
 
 
 @compiled_inline
-def _place(
-    at: Ints, wanted: NDArray[np.bool_], first: int, steps: int, output: int, size: int, stride: int, num_bytes: int
-) -> int:
+def _place(at: Ints, wanted: Flags, first: int, steps: int, output: int, size: int, stride: int, num_bytes: int) -> int:
     """Give room to an output of a node or run, from byte `num_bytes` on; of a run only to its end if that suffices.
 
     at: [nodes, outputs] is updated. Returns one past the last byte.
@@ -179,24 +176,11 @@ def _place(
     return num_bytes
 
 
-@compiled
-def _laid_out(
-    nodes: Ints, sources: Ints, outputs: Ints, data: Ints, data_bytes: int, wanted: NDArray[np.bool_], kinds: Ints,
-    until: Ints,
-) -> tuple[Ints, Ints, Ints, Ints, Ints]:  # fmt: skip
-    """Return the image, the places of results and of the numbers of steps, what is counted by type, and four ends.
-
-    nodes, kinds: see the columns above. sources, outputs: [inputs, nodes] what each input reads; at a run's first node
-    also its initial state. data: [inputs, nodes] the byte of the data, from the first. wanted: [nodes, outputs] whether
-    the host wants it. until: [nodes, 2] at a loop's first node, the output and the value at which it ends. The ends:
-    the bytes at which the data and the rows begin and the rows end; of the results.
-    """
-    num_nodes, num_outputs = wanted.shape
-    counts = np.zeros((len(kinds), 3), np.int64)
-    entry = np.zeros(num_nodes, np.int64)
-    word = _REQUEST_WORDS
-    num_entries = 0
-    for node in range(num_nodes):
+@compiled_within
+def _entries(nodes: Ints, kinds: Ints, counts: Ints) -> tuple[Ints, int, int]:
+    """Return the word of the entry that begins at each node, one past the last word, and the number of entries."""
+    entry, word, num_entries = np.zeros(len(nodes), np.int64), _REQUEST_WORDS, 0
+    for node in range(len(nodes)):
         steps, kind = nodes[node, _STEPS], nodes[node, _TYPE]
         if steps > 0:
             entry[node] = word
@@ -205,11 +189,21 @@ def _laid_out(
             counts[kind, _ENTRIES] += 1
             if steps > 1:
                 counts[kind, _AGAIN] = 1
+    return entry, word, num_entries
 
-    # Who reads whom. A reader waits for an entry once, however many of its rows it reads; all its reads come together.
+
+@compiled_within
+def _readers(
+    nodes: Ints, sources: Ints, outputs: Ints, kinds: Ints, counts: Ints, num_outputs: int
+) -> tuple[Flags, Ints, Ints]:
+    """Return who reads whom: [nodes, outputs] whether a node reads it; [nodes] for how many entries each entry waits,
+    and how many wait for it.
+
+    A reader waits for an entry once, however many of its rows it reads; all its reads come together.
+    """
+    num_nodes = len(nodes)
     read = np.zeros((num_nodes, num_outputs), np.bool_)
     missing, num_readers, seen = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, np.int64), np.full(num_nodes, -1)
-    num_edges = 0
     for node in range(num_nodes):
         reader, kind = nodes[node, _HEAD], nodes[node, _TYPE]
         for k in range(kinds[kind, _INPUTS]):
@@ -221,53 +215,47 @@ def _laid_out(
                     seen[writer] = reader
                     num_readers[writer] += 1
                     missing[reader] += 1
-                    num_edges += 1
                     if nodes[writer, _TYPE] == kind:
                         counts[kind, _AGAIN] = 1
-    readers_at = word
-    ready_at = readers_at + num_edges
-    first_reader, num_ready = np.zeros(num_nodes, np.int64), 0
-    before = readers_at
-    for node in range(num_nodes):
-        first_reader[node] = before
-        before += num_readers[node]
-        if nodes[node, _STEPS] > 0 and missing[node] == 0:
-            num_ready += 1
-    lists_at = ready_at + num_ready
+    return read, missing, num_readers
 
-    # Rows of one output of nodes of one type lie one after the other, so that sequences of them have a stride.
+
+@compiled_within
+def _rows(nodes: Ints, kinds: Ints, read: Flags, wanted: Flags) -> tuple[Ints, Ints, Ints, int, int]:
+    """Return the bytes of rows that are kept, of states, and of results, [nodes, outputs] each; and the ends of both.
+
+    Rows of one output of nodes of one type lie one after the other, so that sequences of them have a stride.
+    """
+    num_nodes, num_outputs = wanted.shape
     kept, states = np.full((num_nodes, num_outputs), NONE), np.full((num_nodes, num_outputs), NONE)
     answers = np.full((num_nodes, num_outputs), NONE)
-    row_bytes, answer_bytes = 0, 0
+    row_end, answer_end = 0, 0
     for output in range(num_outputs):
         for node in range(num_nodes):
             steps, kind = nodes[node, _STEPS], nodes[node, _TYPE]
             if steps == 0 or output >= kinds[kind, _OUTPUTS]:
                 continue
             size = kinds[kind, _BYTES + output]
-            row_bytes = _place(kept, read, node, steps, output, size, _up(size), row_bytes)
+            row_end = _place(kept, read, node, steps, output, size, _up(size), row_end)
             if size % _ALIGNMENT == 0:
-                answer_bytes = _up(answer_bytes)
-            answer_bytes = _place(answers, wanted, node, steps, output, size, size, answer_bytes)
+                answer_end = _up(answer_end)
+            answer_end = _place(answers, wanted, node, steps, output, size, size, answer_end)
             num_states = kinds[kind, _INPUTS] - nodes[node, _SEQUENCES]
             if steps > 1 and output >= kinds[kind, _OUTPUTS] - num_states:
                 end = kept[node + steps - 1, output]
                 if end != NONE and kept[node, output] == NONE:  # only the end is kept, in the same place
                     states[node, output] = end
                 else:
-                    states[node, output] = row_bytes
-                    row_bytes += _up(size)
+                    states[node, output] = row_end
+                    row_end += _up(size)
+    return kept, states, answers, row_end, answer_end
 
-    lengths = np.full(num_nodes, NONE)
-    for node in range(num_nodes):
-        if until[node, 0] != NONE:
-            lengths[node] = _up(answer_bytes)
-            answer_bytes = lengths[node] + 8
 
-    # Sequences without a stride are listed.
-    listed = np.zeros((len(sources), num_nodes), np.bool_)
-    num_listed = 0
-    for node in range(num_nodes):
+@compiled_within
+def _without_stride(nodes: Ints, sources: Ints, outputs: Ints, data: Ints, kept: Ints) -> tuple[Flags, int]:
+    """Return which inputs of runs are sequences of places without a stride, [inputs, nodes], and their steps in all."""
+    listed, num_listed = np.zeros((len(sources), len(nodes)), np.bool_), 0
+    for node in range(len(nodes)):
         steps = nodes[node, _STEPS]
         for k in range(nodes[node, _SEQUENCES] if steps > 2 else 0):
             stride, last = 0, 0
@@ -281,18 +269,16 @@ def _laid_out(
                 last = here
             if listed[k, node]:
                 num_listed += steps
+    return listed, num_listed
 
-    data_at = _up(8 * (lists_at + num_listed))
-    rows_at = data_at + data_bytes
-    image = np.zeros(data_at // 8, np.int64)
-    image[_LEFT], image[_READY_AT], image[_NUM_READY] = num_entries, ready_at, num_ready
-    seen[:] = -1
-    filled = np.zeros(num_nodes, np.int64)
-    next_ready, next_listed = ready_at, lists_at
-    for node in range(num_nodes):
-        reader, kind, steps = nodes[node, _HEAD], nodes[node, _TYPE], nodes[node, _STEPS]
-        num_inputs = kinds[kind, _INPUTS]
-        for k in range(num_inputs):
+
+@compiled_within
+def _write_readers(image: Ints, nodes: Ints, sources: Ints, kinds: Ints, entry: Ints, first_reader: Ints) -> None:
+    """Write who waits for each entry. first_reader: [nodes] the word at which its list begins."""
+    seen, filled = np.full(len(nodes), -1), np.zeros(len(nodes), np.int64)
+    for node in range(len(nodes)):
+        reader = nodes[node, _HEAD]
+        for k in range(kinds[nodes[node, _TYPE], _INPUTS]):
             source = sources[k, node]
             if source >= 0:
                 writer = nodes[source, _HEAD]
@@ -300,9 +286,49 @@ def _laid_out(
                     seen[writer] = reader
                     image[first_reader[writer] + filled[writer]] = entry[reader]
                     filled[writer] += 1
+
+
+@compiled
+def _laid_out(
+    nodes: Ints, sources: Ints, outputs: Ints, data: Ints, data_bytes: int, wanted: Flags, kinds: Ints, until: Ints
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Return the image, the places of results and of the numbers of steps, what is counted by type, and four ends.
+
+    nodes, kinds: see the columns above. sources, outputs: [inputs, nodes] what each input reads; at a run's first node
+    also its initial state. data: [inputs, nodes] the byte of the data, from the first. wanted: [nodes, outputs] whether
+    the host wants it. until: [nodes, 2] at a loop's first node, the output and the value at which it ends. The ends:
+    the bytes at which the data and the rows begin and the rows end; of the results.
+    """
+    num_nodes, num_outputs = wanted.shape
+    counts = np.zeros((len(kinds), 3), np.int64)
+    entry, readers_at, num_entries = _entries(nodes, kinds, counts)
+    read, missing, num_readers = _readers(nodes, sources, outputs, kinds, counts, num_outputs)
+    kept, states, answers, row_end, answer_end = _rows(nodes, kinds, read, wanted)
+    listed, num_listed = _without_stride(nodes, sources, outputs, data, kept)
+
+    lengths = np.full(num_nodes, NONE)
+    for node in range(num_nodes):
+        if until[node, 0] != NONE:
+            lengths[node] = _up(answer_end)
+            answer_end = lengths[node] + 8
+
+    first_reader, ready_at, num_ready = np.zeros(num_nodes, np.int64), readers_at, 0
+    for node in range(num_nodes):
+        first_reader[node] = ready_at
+        ready_at += num_readers[node]
+        num_ready += nodes[node, _STEPS] > 0 and missing[node] == 0
+    lists_at = ready_at + num_ready
+    data_at = _up(8 * (lists_at + num_listed))
+    rows_at = data_at + data_bytes
+    image = np.zeros(data_at // 8, np.int64)
+    image[_LEFT], image[_READY_AT], image[_NUM_READY] = num_entries, ready_at, num_ready
+    _write_readers(image, nodes, sources, kinds, entry, first_reader)
+    next_ready, next_listed = ready_at, lists_at
+    for node in range(num_nodes):
+        kind, steps = nodes[node, _TYPE], nodes[node, _STEPS]
         if steps == 0:
             continue
-        at = entry[node]
+        at, num_inputs = entry[node], kinds[kind, _INPUTS]
         image[at + _E_TYPE], image[at + _E_MISSING], image[at + _E_STEPS] = kind, missing[node], steps
         image[at + _E_HOME], image[at + _E_READERS] = at, first_reader[node]
         image[at + _E_NUM_READERS], image[at + _E_LENGTH] = num_readers[node], lengths[node]
@@ -347,5 +373,5 @@ def _laid_out(
             image[at + _O_ANSWER] = answers[node if every else last, output]
             image[at + _O_ANSWER_STRIDE] = size if every else AT_END
             at += _OUTPUT_WORDS
-    ends = np.array([data_at, rows_at, rows_at + row_bytes, answer_bytes])
+    ends = np.array([data_at, rows_at, rows_at + row_end, answer_end])
     return image, answers, lengths, counts, ends
