@@ -401,6 +401,41 @@ def test_a_loop_ends_by_its_value() -> None:
         assert engine.map([5, 1, 9, 2], progress=False) == [5, 1, 9, 2]
 
 
+class Twin(nn.Module):
+    """Two rows and a count -> two rows, the count less one, whether it is above zero. Each row is wide."""
+
+    def forward(self, x: Tensor, y: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return (3 * x + y + 1) % PRIME, (5 * y + x + 2) % PRIME, count - 1, count > 1
+
+
+class Twins(bm.Model):
+    """Both rows of the last of so many steps."""
+
+    def __init__(self) -> None:
+        self.step = bm.Cell(Twin(), max_batch=8)
+
+    def unfold(self, x: Any, count: int) -> Any:
+        last = bm.while_loop(
+            lambda state: state[3], lambda state: self.step(*state[:3]), self.step(x, x, count), max_steps=50
+        )
+        return last[0], last[1]
+
+
+def test_wide_outputs_of_one_node_are_answered_to_their_own_request() -> None:
+    draw = torch.Generator().manual_seed(0)
+    asked = [(torch.randint(0, PRIME, (64,), generator=draw), 1 + k * 7 % 12) for k in range(40)]
+    requests, wanted = [{"x": x, "count": count} for x, count in asked], list[list[list[int]]]()
+    for x, count in asked:
+        rows = x[None], x[None]
+        for _ in range(count):
+            rows = Twin()(*rows, torch.tensor([count]))[:2]
+        wanted.append([row[0].tolist() for row in rows])
+    with bm.Engine(Twins(), threads=1) as engine:
+        for _ in range(4):
+            answers = engine.map(requests, progress=False)
+            assert [[row.tolist() for row in answer] for answer in answers] == wanted
+
+
 def test_a_loop_ends_after_its_most_iterations() -> None:
     with bm.Engine(Few(), threads=1) as engine:
         assert engine.map([5, 1, 9, 2], progress=False) == [3, 1, 3, 2]

@@ -114,7 +114,7 @@ class ResultTable:
         return values.view(len(nodes), *self._spec.shape) if self._spec.shape else values
 
     def leave(self, nodes: Ints) -> None:
-        """Let go of the values of nodes, whether they have come or not."""
+        """Let go of the values of nodes, each once, whether they have come or not."""
         if self._places is None:
             return
         rows = self._places[nodes]
@@ -219,10 +219,9 @@ class Results:
                 self._awaits_values[slot] = False
                 self._num_awaiting -= 1
         if self.tables.wide:
-            nodes = [np.arange(c.base, c.base + c.num_nodes) for request in requests for c in request.admitted]
-            nodes += [np.array(found, np.int64) for request in requests if (found := _decided_nodes(request))]
-            for table in self.tables.wide if nodes else ():
-                table.leave(np.concatenate(nodes))
+            nodes = _nodes_of(requests)
+            for table in self.tables.wide:
+                table.leave(nodes)
 
     def gather(self, requests: Sequence[InFlight]) -> None:
         """Read the values of the results of these ended requests from the tables, into `InFlight.gathered`.
@@ -413,10 +412,14 @@ class Results:
                 request.end_loop(found[1].last, found[0], fetched)
 
 
-def _decided_nodes(request: InFlight) -> list[int]:
-    """Return the nodes whose values a request has read as values decided."""
-    collected = [place for places in request.collected.values() for place in places]
-    return [node for node, _ in (*request.outputs, *collected)]
+def _nodes_of(requests: Sequence[InFlight]) -> Ints:
+    """Return the nodes whose values these requests may have: those of their graphs, and what they read as values
+    decided, of which several may be outputs of one node. Each once."""
+    extents = [(own.base, own.num_nodes) for request in requests for own in request.admitted]
+    bases, counts = np.array(extents, np.int64).reshape(-1, 2).T
+    own = np.repeat(bases - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    places = [places for request in requests for places in (request.outputs, *request.collected.values())]
+    return np.unique(np.concatenate((own, np.array([node for some in places for node, _ in some], np.int64))))
 
 
 def objects(values: Tensor) -> list[Any]:
