@@ -147,8 +147,8 @@ class CellGraph:
     - known_work, known_fetches_earlier: caches of `work_of` and `fetches_earlier`.
     - kept: nodes whose outputs the request's sequence keeps after the answer, if known here; each once.
     - shared: many requests have this same object. It never changes, and does not contain their data.
-    - region: the Region that the request is, if values decide what it computes; otherwise None. held: nodes that it may
-      read, once for each of its slots. keeps: those of its outputs that the request's sequence keeps, behind `kept`.
+    - region: the Region that the request is, if values decide what it computes; otherwise None. keeps: those of
+      its outputs that the request's sequence keeps, behind `kept`.
     """
 
     first: int
@@ -163,7 +163,6 @@ class CellGraph:
     kept: Ints | None = None
     shared: bool = False
     region: Any = None
-    held: tuple[int, ...] = ()
     keeps: tuple[int, ...] = ()
     memories: list[MemoryRead] = field(default_factory=list)
 

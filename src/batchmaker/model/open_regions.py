@@ -92,6 +92,10 @@ class Pieces:
 
     def made(self) -> Segment:
         """Return the segment. Nothing can be recorded in it any more."""
+        holders = dict[tuple[int, int, int], int]()
+        for (first, _, count, step), slot in self.exports.items():
+            if holders.setdefault((first, count, step), slot) != slot:
+                del self.region.held[slot]  # another slot holds the same nodes
         exports = (*[(slot, key[0], key[1]) for key, slot in self.exports.items()], *self.moves)
         if self.region.outside is None and not self.needs:
             return Segment(None, tuple(self.arguments), exports)

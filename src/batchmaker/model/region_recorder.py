@@ -74,14 +74,12 @@ class Recorded:
     - values: for each handle that the function returned and that is not of the request's own graph, its output of the
       region; for a sequence, those of its elements. collections: for each handle of a sequence whose length values
       decide, the number of the collection. kept: the outputs that the request's sequence keeps.
-    - held: nodes of the request's own graph that may be read later.
     """
 
     region: Region
     values: Mapping[Any, int | tuple[int, ...]]
     collections: Mapping[Any, int]
     kept: tuple[int, ...]
-    held: tuple[int, ...]
 
 
 @final
@@ -625,10 +623,7 @@ class Decisions:
         region = self._whole.finished()
         for made in self._regions:
             made.close()
-        own = self._pieces[self._recorder]
-        held = [first + k * step for first, _, count, step in own.exports for k in range(count)]
-        held += [node for _, node, _ in own.moves]
-        return Recorded(region, self._values, self._collections, tuple(self._kept), tuple(held))
+        return Recorded(region, self._values, self._collections, tuple(self._kept))
 
     def _mark(self) -> None:
         """Let all values travel to the host that decisions or results need, wherever they may come from."""

@@ -94,7 +94,7 @@ class Template:
         graph = unfolding.graph
         self.graph = CellGraph(
             graph.first, graph.num_nodes, graph.blocks, graph.runs, [feed.host for feed in feeds], graph.fetches,
-            graph.plain, kept=graph.kept, shared=True, region=graph.region, held=graph.held, keeps=graph.keeps,
+            graph.plain, kept=graph.kept, shared=True, region=graph.region, keeps=graph.keeps,
             memories=graph.memories,
         )  # fmt: skip
         self.num_nodes = graph.num_nodes
@@ -260,7 +260,7 @@ def differs(template: Template, recorded: Unfolding, values: list[Any]) -> str |
         and _same(one.memories, other.memories)
     ):
         return "the graph"
-    if (one.region, one.held, one.keeps) != (other.region, other.held, other.keeps):
+    if (one.region, one.keeps) != (other.region, other.keeps):
         return "what values decide"
     if not _same(one.fetches, other.fetches):
         return "what is fetched"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from batchmaker.arrays import Ints
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled, compiled_inline
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, NodeBlock
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.arena import Arena
@@ -67,30 +67,35 @@ class Admitted:
     ready: list[Ints] = field(default_factory=list)
 
 
+@compiled_inline
+def enter_extent(extents: Ints, requests: Ints, subgraphs: Ints, types: Ints, extent: int, slot: int) -> None:
+    """Give a new extent, all of whose columns but NEXT are written, to a request: its units, and places in queues."""
+    extents[NEXT, extent] = NOWHERE
+    if requests[FIRST, slot] == NOWHERE:
+        requests[FIRST, slot] = extent
+    else:
+        extents[NEXT, requests[LAST, slot]] = extent
+    requests[LAST, slot] = extent
+    first = extents[FIRST_SUBGRAPH, extent]
+    for mine in range(first, first + extents[NUM_SUBGRAPHS, extent]):
+        units = 1 if subgraphs[END, mine] > 0 else subgraphs[SIZE, mine]
+        requests[LEFT, slot] += units
+        requests[OWNS, slot] |= subgraphs[OPEN_ENDED, mine] > 0
+        types[PLACES, subgraphs[TYPE, mine]] += units
+
+
 @compiled
 def enter_extents(
     columns: Ints, numbers: Ints, slots: Ints, extents: Ints, requests: Ints, subgraphs: Ints, types: Ints
 ) -> None:
-    """Give new extents to their requests: with their units, and places in the queues.
+    """Give new extents to their requests, in order.
 
     columns: [EXTENT_FIELDS, graphs]. numbers, slots: [graphs]. The others are the tables of the arena.
     """
     for i in range(len(numbers)):
-        extent, slot = numbers[i], slots[i]
         for column in range(EXTENT_FIELDS):
-            extents[column, extent] = columns[column, i]
-        extents[NEXT, extent] = NOWHERE
-        if requests[FIRST, slot] == NOWHERE:
-            requests[FIRST, slot] = extent
-        else:
-            extents[NEXT, requests[LAST, slot]] = extent
-        requests[LAST, slot] = extent
-        first = columns[FIRST_SUBGRAPH, i]
-        for mine in range(first, first + columns[NUM_SUBGRAPHS, i]):
-            units = 1 if subgraphs[END, mine] > 0 else subgraphs[SIZE, mine]
-            requests[LEFT, slot] += units
-            requests[OWNS, slot] |= subgraphs[OPEN_ENDED, mine] > 0
-            types[PLACES, subgraphs[TYPE, mine]] += units
+            extents[column, numbers[i]] = columns[column, i]
+        enter_extent(extents, requests, subgraphs, types, numbers[i], slots[i])
 
 
 class GraphAdmission:

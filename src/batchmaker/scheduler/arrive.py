@@ -8,27 +8,21 @@ from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_inline, compiled_within
 from batchmaker.scheduler import extents
 from batchmaker.scheduler.addresses import State, state_at
-from batchmaker.scheduler.admission import enter_extents
+from batchmaker.scheduler.admission import enter_extent
 from batchmaker.scheduler.copies import (
-    COPY_FIELDS,
-    EDGES_FROM,
-    FORM,
-    FORM_BASE,
     FORM_END,
     FORM_SIZE,
     FORM_TYPE,
-    SLOT,
-    SUBGRAPHS_FROM,
     Forms,
     all_fit,
     forms_at,
-    write_copies,
+    ready_of,
+    write_copy,
 )
 from batchmaker.scheduler.layout import (
     ALIVE,
     BASE,
     EDGES,
-    EXTENT_FIELDS,
     EXTENT_FIRST_EDGE,
     EXTENT_NUM_EDGES,
     EXTENTS,
@@ -68,8 +62,21 @@ def _fits(free: Ints, counts: Ints, kind: int, links: Ints, wanted: Ints) -> boo
     return most <= len(links) or extents.top_after(free, counts, kind, links, wanted) <= len(links)
 
 
+@compiled_within
+def _fits_one(free: Ints, counts: Ints, kind: int, links: Ints, wanted: int) -> bool:
+    """As `_fits`, for one extent."""
+    size, which = extents.size_class(wanted)
+    return counts[kind] + size <= len(links) or (wanted > 0 and free[kind, which] != NOWHERE)
+
+
+@compiled_within
+def _units(forms: Forms, subgraph: int) -> int:
+    """Return how many nodes of a form's subgraph can be ready at once."""
+    return 1 if forms.subgraphs[FORM_END, subgraph] > 0 else int(forms.subgraphs[FORM_SIZE, subgraph])
+
+
 @compiled_inline
-def has_room(state: State, forms: Forms, numbers: Ints) -> bool:
+def _has_room(state: State, forms: Forms, numbers: Ints) -> bool:
     """Whether all tables have room for copies of these forms."""
     free, counts, types = state.free, state.counts, state.types
     sizes, places = np.ones((4, len(numbers)), np.int64), np.zeros(types.shape[1], np.int64)
@@ -77,8 +84,7 @@ def has_room(state: State, forms: Forms, numbers: Ints) -> bool:
         form = numbers[i]
         sizes[0, i], sizes[1, i], sizes[2, i] = forms.counts[1, form], forms.counts[2, form], forms.counts[3, form]
         for j in range(forms.subgraphs_begins[form], forms.subgraphs_begins[form + 1]):
-            is_run = forms.subgraphs[FORM_END, j] > 0
-            places[forms.subgraphs[FORM_TYPE, j]] += 1 if is_run else forms.subgraphs[FORM_SIZE, j]
+            places[forms.subgraphs[FORM_TYPE, j]] += _units(forms, j)
     has_room: bool = _fits(free, counts, NODES, state.nodes[FIRST_EDGE], sizes[0])
     has_room &= _fits(free, counts, SUBGRAPHS, state.subgraphs[HEAD], sizes[1])
     has_room &= _fits(free, counts, EDGES, state.consumer, sizes[2])
@@ -87,6 +93,26 @@ def has_room(state: State, forms: Forms, numbers: Ints) -> bool:
         room = types[QUEUE_END, type_id] - types[QUEUE_BEGIN, type_id]
         has_room &= 2 * (types[PLACES, type_id] + places[type_id]) <= room
     return has_room
+
+
+@compiled_inline
+def has_room_for(state: State, forms: Forms, form: int) -> bool:
+    """Whether all tables have room for a copy of this form."""
+    free, counts, types, of_form = state.free, state.counts, state.types, forms.counts
+    has_room: bool = _fits_one(free, counts, NODES, state.nodes[FIRST_EDGE], of_form[1, form])
+    has_room &= _fits_one(free, counts, SUBGRAPHS, state.subgraphs[HEAD], of_form[2, form])
+    has_room &= _fits_one(free, counts, EDGES, state.consumer, of_form[3, form])
+    has_room &= _fits_one(free, counts, EXTENTS, state.extents[NEXT], extents.ONE)
+    most, has_places = 0, True
+    for j in range(forms.subgraphs_begins[form], forms.subgraphs_begins[form + 1]):
+        most += _units(forms, j)
+    for j in range(forms.subgraphs_begins[form], forms.subgraphs_begins[form + 1]):
+        type_id = forms.subgraphs[FORM_TYPE, j]
+        room = types[QUEUE_END, type_id] - types[QUEUE_BEGIN, type_id]
+        has_places &= 2 * (types[PLACES, type_id] + most) <= room  # as if all were of this type
+    if has_room and not has_places:
+        has_places = _has_room(state, forms, np.full(1, form))
+    return has_room and has_places
 
 
 @compiled_inline
@@ -113,35 +139,37 @@ def _take_slots(state: State, ids: Ints, ranks: Ints) -> Ints:
 
 
 @compiled_inline
-def begin_copies(state: State, forms: Forms, slots: Ints, numbers: Ints) -> Ints:
+def begin_copy(state: State, forms: Forms, slot: int, form: int) -> tuple[int, int]:
+    """Write a copy of a form for the request in a slot. There must be room. Nothing of it is queued yet.
+
+    Returns its first node, and its first subgraph.
+    """
+    free, counts, of_extents = state.free, state.counts, state.extents
+    num_nodes, num_subgraphs, num_edges = forms.counts[1, form], forms.counts[2, form], forms.counts[3, form]
+    base = extents.allocate(free, counts, NODES, state.nodes[FIRST_EDGE], num_nodes)
+    first = extents.allocate(free, counts, SUBGRAPHS, state.subgraphs[HEAD], num_subgraphs)
+    edge = extents.allocate(free, counts, EDGES, state.consumer, num_edges)
+    extent = extents.allocate(free, counts, EXTENTS, of_extents[NEXT], extents.ONE)
+    write_copy(state, forms, form, slot, base, first, edge)
+    of_extents[FIRST_LOCAL, extent], of_extents[BASE, extent] = forms.counts[0, form], base
+    of_extents[NUM_NODES, extent], of_extents[NUM_SUBGRAPHS, extent] = num_nodes, num_subgraphs
+    of_extents[FIRST_SUBGRAPH, extent] = first
+    of_extents[EXTENT_FIRST_EDGE, extent], of_extents[EXTENT_NUM_EDGES, extent] = edge, num_edges
+    enter_extent(of_extents, state.requests, state.subgraphs, state.types, extent, slot)
+    return base, first
+
+
+@compiled_inline
+def _begin_copies(state: State, forms: Forms, slots: Ints, numbers: Ints) -> Ints:
     """Write copies of these forms for the requests in these slots, and queue what is ready. There must be room.
 
     Returns the first nodes of the copies.
     """
-    nodes, subgraphs, requests, types, free, counts = (
-        state.nodes, state.subgraphs, state.requests, state.types, state.free, state.counts,
-    )  # fmt: skip
-    count = len(numbers)
-    columns, where = np.zeros((EXTENT_FIELDS, count), np.int64), np.zeros((COPY_FIELDS, count), np.int64)
-    for i in range(count):
-        form = numbers[i]
-        columns[FIRST_LOCAL, i], columns[NUM_NODES, i] = forms.counts[0, form], forms.counts[1, form]
-        columns[NUM_SUBGRAPHS, i], columns[EXTENT_NUM_EDGES, i] = forms.counts[2, form], forms.counts[3, form]
-        where[FORM, i], where[SLOT, i] = form, slots[i]
-        base = extents.allocate(free, counts, NODES, nodes[FIRST_EDGE], columns[NUM_NODES, i])
-        columns[BASE, i] = where[FORM_BASE, i] = base
-    for i in range(count):
-        first = extents.allocate(free, counts, SUBGRAPHS, subgraphs[HEAD], columns[NUM_SUBGRAPHS, i])
-        columns[FIRST_SUBGRAPH, i] = where[SUBGRAPHS_FROM, i] = first
-        edge = extents.allocate(free, counts, EDGES, state.consumer, columns[EXTENT_NUM_EDGES, i])
-        columns[EXTENT_FIRST_EDGE, i] = where[EDGES_FROM, i] = edge
-    ready = write_copies(state, forms, where)
-    extent_numbers = np.empty(count, np.int64)
-    for i in range(count):
-        extent_numbers[i] = extents.allocate(free, counts, EXTENTS, state.extents[NEXT], extents.ONE)
-    enter_extents(columns, extent_numbers, where[SLOT], state.extents, requests, subgraphs, types)
-    release(nodes, subgraphs, requests, types, state.queue, counts, ready)
-    bases: Ints = columns[BASE]
+    bases, firsts = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
+    for i in range(len(numbers)):
+        bases[i], firsts[i] = begin_copy(state, forms, slots[i], numbers[i])
+    ready = ready_of(forms, numbers, firsts)
+    release(state.nodes, state.subgraphs, state.requests, state.types, state.queue, state.counts, ready)
     return bases
 
 
@@ -154,12 +182,14 @@ def arrive(addresses: Ints, forms_addresses: Ints, ids: Ints, ranks: Ints, numbe
     with no columns, and nothing changed, if some table lacks room or a sequence keeps nodes of other types.
     """
     state, forms = state_at(addresses), forms_at(forms_addresses)
-    if not (all_fit(state, forms, numbers, stored) and has_room(state, forms, numbers) and _has_slots(state, len(ids))):
+    if not (
+        all_fit(state, forms, numbers, stored) and _has_room(state, forms, numbers) and _has_slots(state, len(ids))
+    ):
         return np.empty((2, 0), np.int64)
     slots = _take_slots(state, ids, ranks)
     for i in range(len(slots)):
         state.requests[STORED, slots[i]] = stored[i]
-    bases = begin_copies(state, forms, slots, numbers)
+    bases = _begin_copies(state, forms, slots, numbers)
     found = np.empty((2, len(ids)), np.int64)
     for i in range(len(ids)):  # numba compiles for seconds what it would say of slices that do not fit
         found[0, i], found[1, i] = slots[i], bases[i]
@@ -179,6 +209,6 @@ def wait(addresses: Ints, ids: Ints, ranks: Ints) -> Ints:
 def begin(addresses: Ints, forms_addresses: Ints, slots: Ints, numbers: Ints) -> Ints:
     """Let requests begin that wait; see `arrive`. Returns the first nodes of their graphs; none, if room lacks."""
     state, forms = state_at(addresses), forms_at(forms_addresses)
-    if not has_room(state, forms, numbers):
+    if not _has_room(state, forms, numbers):
         return np.empty(0, np.int64)
-    return begin_copies(state, forms, slots, numbers)
+    return _begin_copies(state, forms, slots, numbers)

@@ -384,70 +384,78 @@ def num_fitting(addresses: Ints, forms_addresses: Ints, numbers: Ints, slots: In
 
 
 @compiled
-def _write(addresses: Ints, forms: Ints, where: Ints) -> Ints:
-    """As `write_copies`, for tables by their addresses."""
-    return write_copies(state_at(addresses), forms_at(forms), where)
-
-
-@compiled_inline
-def write_copies(state: State, forms: Forms, where: Ints) -> Ints:
+def _write(addresses: Ints, forms_addresses: Ints, where: Ints) -> Ints:
     """Write graphs from their forms; return the subgraphs that wait for no other, in order.
 
     where: [5, graphs] the rows are FORM to EDGES_FROM.
     """
+    state, forms = state_at(addresses), forms_at(forms_addresses)
+    for i in range(where.shape[1]):
+        write_copy(
+            state, forms, where[FORM, i], where[SLOT, i], where[FORM_BASE, i], where[SUBGRAPHS_FROM, i],
+            where[EDGES_FROM, i],
+        )  # fmt: skip
+    return ready_of(forms, where[FORM], where[SUBGRAPHS_FROM])
+
+
+@compiled_inline
+def write_copy(state: State, forms: Forms, form: int, slot: int, base: int, first: int, consumers: int) -> None:
+    """Write a graph from its form. base, first, consumers: its first node, its first subgraph and its first edge."""
     of_nodes, of_subgraphs, source, source_table = state.nodes, state.subgraphs, state.source, state.source_table
     nodes, subgraphs, sources = forms.nodes, forms.subgraphs, forms.sources
+    at = forms.nodes_begins[form]
+    for j in range(at, forms.nodes_begins[form + 1]):
+        node = base + j - at
+        of_nodes[STATE, node] = WAITING
+        of_nodes[HELD, node] = 0
+        of_nodes[ROW, node] = NOWHERE
+        of_nodes[REQUEST, node] = slot
+        of_nodes[SUBGRAPH, node] = first + nodes[_SUBGRAPH, j]
+        of_nodes[PENDING, node] = nodes[_PENDING, j]
+        of_nodes[USES, node] = nodes[_USES, j]
+        of_nodes[FETCH, node] = nodes[_FETCH, j]
+        of_nodes[NUM_EDGES, node] = nodes[_NUM_EDGES, j]
+        of_nodes[FIRST_EDGE, node] = consumers + nodes[_FIRST_EDGE, j]
+    at = forms.subgraphs_begins[form]
+    for j in range(at, forms.subgraphs_begins[form + 1]):
+        mine = first + j - at
+        of_subgraphs[TYPE, mine] = subgraphs[FORM_TYPE, j]
+        of_subgraphs[HEAD, mine] = base + subgraphs[_HEAD, j]
+        of_subgraphs[SIZE, mine] = subgraphs[FORM_SIZE, j]
+        of_subgraphs[SPAN, mine] = subgraphs[_SPAN, j]
+        of_subgraphs[EXTERNAL, mine] = subgraphs[_EXTERNAL, j]
+        of_subgraphs[END, mine] = base + subgraphs[FORM_END, j] if subgraphs[FORM_END, j] > 0 else 0
+        of_subgraphs[OPEN_ENDED, mine] = subgraphs[_OPEN, j]
+        of_subgraphs[PIN, mine] = NOWHERE
+        of_subgraphs[IN_FLIGHT, mine] = 0
+        of_subgraphs[LANE, mine] = NOWHERE
+        of_subgraphs[LANE_WORKER, mine] = NOWHERE
+    at = forms.edges_begins[form]
+    for j in range(at, forms.edges_begins[form + 1]):
+        state.consumer[consumers + j - at] = base + forms.edges[0, j]
+    for j in range(forms.sources_begins[form], forms.sources_begins[form + 1]):
+        port, node, local = sources[_PORT, j], base + sources[_NODE, j], sources[_SOURCE, j]
+        source_table[port, node] = sources[_TABLE, j]
+        if port < state.reach.shape[0]:
+            state.reach[port, node] = sources[_REACH, j]
+        if local >= 0:
+            source[port, node] = base + local
+        elif local != _NO_SOURCE:
+            read = earlier_node(state, slot, -1 - local)
+            source[port, node] = read
+            of_nodes[USES, read] += 1
+
+
+@compiled_inline
+def ready_of(forms: Forms, numbers: Ints, firsts: Ints) -> Ints:
+    """Return the subgraphs of copies that wait for no other, in order. [copies] their forms and first subgraphs."""
     num_ready = 0
-    for i in range(where.shape[1]):
-        form = where[FORM, i]
-        num_ready += forms.ready_begins[form + 1] - forms.ready_begins[form]
+    for i in range(len(numbers)):
+        num_ready += forms.ready_begins[numbers[i] + 1] - forms.ready_begins[numbers[i]]
     ready = np.empty(num_ready, np.int64)
     num_ready = 0
-    for i in range(where.shape[1]):
-        form, slot, base = where[FORM, i], where[SLOT, i], where[FORM_BASE, i]
-        first, consumers = where[SUBGRAPHS_FROM, i], where[EDGES_FROM, i]
-        at = forms.nodes_begins[form]
-        for j in range(at, forms.nodes_begins[form + 1]):
-            node = base + j - at
-            of_nodes[STATE, node] = WAITING
-            of_nodes[HELD, node] = 0
-            of_nodes[ROW, node] = NOWHERE
-            of_nodes[REQUEST, node] = slot
-            of_nodes[SUBGRAPH, node] = first + nodes[_SUBGRAPH, j]
-            of_nodes[PENDING, node] = nodes[_PENDING, j]
-            of_nodes[USES, node] = nodes[_USES, j]
-            of_nodes[FETCH, node] = nodes[_FETCH, j]
-            of_nodes[NUM_EDGES, node] = nodes[_NUM_EDGES, j]
-            of_nodes[FIRST_EDGE, node] = consumers + nodes[_FIRST_EDGE, j]
-        at = forms.subgraphs_begins[form]
-        for j in range(at, forms.subgraphs_begins[form + 1]):
-            mine = first + j - at
-            of_subgraphs[TYPE, mine] = subgraphs[FORM_TYPE, j]
-            of_subgraphs[HEAD, mine] = base + subgraphs[_HEAD, j]
-            of_subgraphs[SIZE, mine] = subgraphs[FORM_SIZE, j]
-            of_subgraphs[SPAN, mine] = subgraphs[_SPAN, j]
-            of_subgraphs[EXTERNAL, mine] = subgraphs[_EXTERNAL, j]
-            of_subgraphs[END, mine] = base + subgraphs[FORM_END, j] if subgraphs[FORM_END, j] > 0 else 0
-            of_subgraphs[OPEN_ENDED, mine] = subgraphs[_OPEN, j]
-            of_subgraphs[PIN, mine] = NOWHERE
-            of_subgraphs[IN_FLIGHT, mine] = 0
-            of_subgraphs[LANE, mine] = NOWHERE
-            of_subgraphs[LANE_WORKER, mine] = NOWHERE
-        at = forms.edges_begins[form]
-        for j in range(at, forms.edges_begins[form + 1]):
-            state.consumer[consumers + j - at] = base + forms.edges[0, j]
-        for j in range(forms.sources_begins[form], forms.sources_begins[form + 1]):
-            port, node, local = sources[_PORT, j], base + sources[_NODE, j], sources[_SOURCE, j]
-            source_table[port, node] = sources[_TABLE, j]
-            if port < state.reach.shape[0]:
-                state.reach[port, node] = sources[_REACH, j]
-            if local >= 0:
-                source[port, node] = base + local
-            elif local != _NO_SOURCE:
-                read = earlier_node(state, slot, -1 - local)
-                source[port, node] = read
-                of_nodes[USES, read] += 1
-        for j in range(forms.ready_begins[form], forms.ready_begins[form + 1]):
-            ready[num_ready] = first + forms.ready[0, j]
+    for i in range(len(numbers)):
+        for j in range(forms.ready_begins[numbers[i]], forms.ready_begins[numbers[i] + 1]):
+            ready[num_ready] = firsts[i] + forms.ready[0, j]
             num_ready += 1
     return ready

@@ -523,9 +523,6 @@ class Scheduler(View):
             return NO_NODES
         own = [slots[i] for i in deciding]
         arena.requests[OPEN, own] = arena.requests[OWNS, own] = 1
-        for i in deciding:
-            held = np.array(graphs[i].held, np.int64)
-            np.add.at(arena.held, held[held >= graphs[i].first] + bases[i] - graphs[i].first, 1)
         self.frames.begin(own, [graphs[i] for i in deciding], [bases[i] for i in deciding])
         return self._decided(self.frames.decide(NO_NODES), commands)
 

@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from batchmaker.arrays import Ints
-from batchmaker.compiled import compiled, compiled_within, number
+from batchmaker.compiled import compiled, compiled_inline, compiled_within, number
 from batchmaker.scheduler.addresses import row_at, state_at, table_at
-from batchmaker.scheduler.arrive import begin_copies, has_room
-from batchmaker.scheduler.copies import forms_at
+from batchmaker.scheduler.arrive import begin_copy, has_room_for
+from batchmaker.scheduler.copies import forms_at, ready_of
 from batchmaker.scheduler.layout import (
     ALIVE,
     BASE,
@@ -39,7 +39,7 @@ from batchmaker.scheduler.layout import (
     TYPE,
     USES,
 )
-from batchmaker.scheduler.progress import free_rows
+from batchmaker.scheduler.progress import free_row, release
 
 OUTPUTS: Final = number(64)
 
@@ -99,8 +99,8 @@ it, of those that wait, because of spans whose length values decide. MOST_NODES:
 FINISHED, COLLECTED, FAILED = map(number, range(3))
 """Messages, as words: FINISHED, slot, number of outputs, outputs. COLLECTED, slot, collection, place, 0. FAILED,
 slot, reason, what was wanted, what there is."""
-BEGINNING_SLOT, BEGINNING_FORM, BEGINNING_BASE, BEGINNING_FIELDS = map(number, range(4))
-"""The segments that have begun, each with its first node."""
+BEGINNING_SLOT, BEGINNING_FORM, BEGINNING_BASE, BEGINNING_SUBGRAPH, BEGINNING_FIELDS = map(number, range(5))
+"""The segments that have begun, each with its first node and its first subgraph."""
 BAD_INDEX, BAD_BRANCH, TOO_MANY_NODES, NO_STEP = map(number, range(4))
 MESSAGE_WORDS: Final = number(5)
 ALL_DONE, SOME_FAILED, NOT_BEGUN, LACKS_MACHINE, LACKS_NUMBERS, LACKS_FORM = map(number, range(6))
@@ -148,14 +148,14 @@ def machine_at(a: Ints) -> Machine:
     )  # fmt: skip
 
 
-@compiled_within
+@compiled_inline
 def _tail(nodes: Ints, subgraphs: Ints, node: int) -> int:
     """Return the node whose end is the end of this one: the last of a run."""
     end = subgraphs[END, nodes[SUBGRAPH, node]]
     return int(end - 1) if end > 0 else node
 
 
-@compiled_within
+@compiled_inline
 def _not_done(nodes: Ints, subgraphs: Ints, word: int) -> int:
     """Return the node that what is in a slot waits for; NOWHERE if it is done."""
     tail = _tail(nodes, subgraphs, word // OUTPUTS)
@@ -215,7 +215,7 @@ def _end_list(lists: Ints, heap: Ints, head: int) -> None:
         place = following
 
 
-@compiled_within
+@compiled_inline
 def _add_frame(
     code: Ints, frames: Ints, heap: Ints, queue: Ints, first_frame: Ints, counts: Ints, region: int, slot: int,
     parent: int, parent_item: int,
@@ -255,7 +255,7 @@ def _add_frame(
     return int(frame)
 
 
-@compiled_within
+@compiled_inline
 def _free_frame(code: Ints, frames: Ints, first_frame: Ints, frame: int) -> None:
     before, after = frames[PREVIOUS_FRAME, frame], frames[NEXT_FRAME, frame]
     if before != NOWHERE:
@@ -269,7 +269,7 @@ def _free_frame(code: Ints, frames: Ints, first_frame: Ints, frame: int) -> None
     code[region + FREE] = frame
 
 
-@compiled_within
+@compiled_inline
 def _ended(code: Ints, frames: Ints, heap: Ints, queue: Ints, counts: Ints, frame: int, item: int) -> None:
     """Note that an item has filled its slots: others may begin, or the frame is over."""
     region, block = frames[OF_REGION, frame], frames[BLOCK, frame]
@@ -287,7 +287,7 @@ def _ended(code: Ints, frames: Ints, heap: Ints, queue: Ints, counts: Ints, fram
         counts[NUM_QUEUED] += 1
 
 
-@compiled_within
+@compiled_inline
 def _wait(waits: Ints, waiting: Ints, counts: Ints, node: int, frame: int, item: int) -> None:
     """Let an item wait until a node is done."""
     place = counts[FREE_WAITING]
@@ -301,17 +301,15 @@ def _wait(waits: Ints, waiting: Ints, counts: Ints, node: int, frame: int, item:
     waits[node] = place
 
 
-@compiled_within
+@compiled_inline
 def _hold_less(nodes: Ints, subgraphs: Ints, types: Ints, pools: Ints, rows: Ints, node: int) -> None:
     """Let one slot less hold a node that is done, or that has no row; its row is freed if nobody needs it."""
     nodes[HELD, node] -= 1
     if nodes[HELD, node] == 0 and nodes[USES, node] == 0 and nodes[ROW, node] != NOWHERE:
-        found = np.empty(1, np.int64)
-        found[0] = node
-        free_rows(nodes, subgraphs, types, pools, rows, found)
+        free_row(nodes, subgraphs, types, pools, rows, node)
 
 
-@compiled_within
+@compiled_inline
 def _let_go(
     nodes: Ints, subgraphs: Ints, types: Ints, pools: Ints, rows: Ints, waits: Ints, waiting: Ints, counts: Ints,
     node: int,
@@ -324,7 +322,7 @@ def _let_go(
         _hold_less(nodes, subgraphs, types, pools, rows, node)
 
 
-@compiled_within
+@compiled_inline
 def _post(messages: Ints, counts: Ints, kind: int, slot: int, first: int, second: int, third: int) -> None:
     at = counts[NUM_MESSAGE_WORDS]
     messages[at], messages[at + 1], messages[at + 2] = kind, slot, first
@@ -333,14 +331,27 @@ def _post(messages: Ints, counts: Ints, kind: int, slot: int, first: int, second
     counts[NUM_MESSAGE_WORDS] += MESSAGE_WORDS
 
 
+@compiled_inline
+def _hold(nodes: Ints, code: Ints, heap: Ints, region: int, block: int, base: int, num_nodes: int) -> None:
+    """Hold those nodes of a segment that has begun which are in slots of its region."""
+    at = code[region + HELD_AT]
+    for k in range(at, at + 3 * code[region + NUM_HELD], 3):
+        begin = heap[block + code[k]]
+        if begin != NOWHERE and base <= begin // OUTPUTS < base + num_nodes:
+            for j in range(heap[block + code[k + 1]]):
+                nodes[HELD, begin // OUTPUTS + j * code[k + 2]] += 1
+
+
 @compiled
-def begin_frames(addresses: Ints, slots: Ints, regions: Ints, bases: Ints, stored: Ints, firsts: Ints) -> None:
+def begin_frames(
+    addresses: Ints, machine_addresses: Ints, slots: Ints, regions: Ints, bases: Ints, stored: Ints, firsts: Ints
+) -> None:
     """Let the regions of requests begin. There must be room for their frames, and in the queue.
 
     [requests] slots; regions; bases: the first nodes of their own graphs, whose first local numbers are `firsts`;
     stored: the first of the stored nodes of their sequences.
     """
-    m = machine_at(addresses)
+    nodes, m = state_at(addresses).nodes, machine_at(machine_addresses)
     for i in range(len(slots)):
         frame = _add_frame(
             m.code, m.frames, m.heap, m.queue, m.first_frame, m.counts, regions[i], slots[i], NOWHERE, NOWHERE
@@ -351,6 +362,7 @@ def begin_frames(addresses: Ints, slots: Ints, regions: Ints, bases: Ints, store
             local = m.code[k + 1]
             node = local - firsts[i] + bases[i] if local >= firsts[i] else stored[i] + local
             m.heap[block + m.code[k]] = node * OUTPUTS + m.code[k + 2]
+        _hold(nodes, m.code, m.heap, regions[i], block, bases[i], m.num_nodes[slots[i]])
 
 
 @compiled
@@ -362,10 +374,21 @@ def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
     NOT_BEGUN: then with them.
     """
     state, forms, m = state_at(addresses), forms_at(forms_addresses), machine_at(machine_addresses)
+    num_begun = m.counts[NUM_BEGINNING]
+    found = _go_on(addresses, forms_addresses, machine_addresses, done)
+    begun = m.beginning[:, num_begun : m.counts[NUM_BEGINNING]]
+    ready = ready_of(forms, begun[BEGINNING_FORM], begun[BEGINNING_SUBGRAPH])
+    release(state.nodes, state.subgraphs, state.requests, state.types, state.queue, state.counts, ready)
+    return found
+
+
+@compiled_within
+def _go_on(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done: Ints) -> int:
+    """As `decide`, but for the nodes that have become ready."""
+    state, forms, m = state_at(addresses), forms_at(forms_addresses), machine_at(machine_addresses)
     nodes, subgraphs, requests, types = state.nodes, state.subgraphs, state.requests, state.types
     code, frames, heap, queue, counts = m.code, m.frames, m.heap, m.queue, m.counts
     waits, waiting, messages, lists = m.waits, m.waiting, m.messages, m.lists
-    one, of_slot = np.empty(1, np.int64), np.empty(1, np.int64)
     if counts[NUM_QUEUED] + counts[NUM_WAITING] + counts[MOST_WORDS] > queue.shape[1]:
         return int(NOT_BEGUN)
     for i in range(len(done)):
@@ -417,14 +440,17 @@ def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
                 first, count = code[record + RESULTS_AT], code[record + NUM_RESULTS]
             else:
                 first, count = code[record + STATE_AT], code[record + NUM_STATE]
+            is_loop = code[record + KIND] == LOOP  # then what it had before is let go, but for nodes that stay
             for k in range(count):
-                nodes[HELD, heap[block + code[at + k]] // OUTPUTS] += 1
-            if code[record + KIND] == LOOP:
+                node = heap[block + code[at + k]] // OUTPUTS
+                if not is_loop or node != heap[outside + code[first + k]] // OUTPUTS:
+                    nodes[HELD, node] += 1
+            if is_loop:
                 for k in range(count):
-                    before = heap[outside + code[first + k]]
-                    if before != NOWHERE:
+                    before = heap[outside + code[first + k]] // OUTPUTS
+                    if before >= 0 and before != heap[block + code[at + k]] // OUTPUTS:
                         _let_go(state.nodes, subgraphs, types, state.pools, state.free_rows, waits, waiting, counts,
-                                before // OUTPUTS)  # fmt: skip
+                                before)  # fmt: skip
                 progress = outside + code[record + PROGRESS]
                 heap[progress] += 1
                 more = at + count
@@ -493,14 +519,12 @@ def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
                 if form == NOWHERE:
                     counts[WANTED_FORM], counts[WANTED_SLOT], counts[WANTED_SIZE] = record, slot, size
                     return int(LACKS_FORM)
-            one[0] = form
-            if not has_room(state, forms, one):
+            if not has_room_for(state, forms, form):
                 counts[WANTED_FORM], counts[WANTED_SLOT] = form, slot
                 return int(LACKS_NUMBERS)
             counts[NUM_QUEUED] = top
             m.num_nodes[slot] += num_nodes
-            of_slot[0] = slot
-            base = begin_copies(state, forms, of_slot, one)[0]
+            base, first_subgraph = begin_copy(state, forms, slot, form)
             at = code[record + READS_AT]
             for k in range(at, at + 3 * code[record + NUM_READS], 3):
                 read = heap[block + code[arguments + code[k + 2]]]
@@ -552,15 +576,10 @@ def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
             at = code[record + ENDS_AT]
             for k in range(at, at + 3 * code[record + NUM_ENDS], 3):
                 heap[block + code[k]] = (base + size - 1) * OUTPUTS + code[k + 1]
-            at = code[region + HELD_AT]
-            for k in range(at, at + 3 * code[region + NUM_HELD], 3):
-                begin = heap[block + code[k]]
-                if begin != NOWHERE and base <= begin // OUTPUTS < base + num_nodes:
-                    for j in range(heap[block + code[k + 1]]):
-                        nodes[HELD, begin // OUTPUTS + j * code[k + 2]] += 1
+            _hold(nodes, code, heap, region, block, base, num_nodes)
             at = counts[NUM_BEGINNING]
             m.beginning[BEGINNING_SLOT, at], m.beginning[BEGINNING_FORM, at] = slot, form
-            m.beginning[BEGINNING_BASE, at] = base
+            m.beginning[BEGINNING_BASE, at], m.beginning[BEGINNING_SUBGRAPH, at] = base, first_subgraph
             counts[NUM_BEGINNING] += 1
             _ended(code, frames, heap, queue, counts, frame, item)
             continue

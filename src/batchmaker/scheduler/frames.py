@@ -33,6 +33,7 @@ from batchmaker.scheduler.decide import (
     BAD_BRANCH,
     BAD_INDEX,
     BEGINNING_FIELDS,
+    BEGINNING_SUBGRAPH,
     CHOICE,
     COLLECTED,
     FINISHED,
@@ -164,7 +165,7 @@ class Frames:
         self._machine.first_frame[numbers] = NOWHERE
         self._machine.num_nodes[numbers] = [graph.num_nodes for graph in graphs]
         begin_frames(
-            self.addresses, numbers, np.array(places, np.int64), np.array(bases, np.int64),
+            self._state.arena.tables, self.addresses, numbers, np.array(places, np.int64), np.array(bases, np.int64),
             self._state.arena.requests[STORED, numbers], np.array([graph.first for graph in graphs], np.int64),
         )  # fmt: skip
         self.slots.update(slots)
@@ -186,7 +187,7 @@ class Frames:
 
     def outcome(self, found: int, done: Ints) -> Outcome:
         """Return what followed from these nodes. found: what the loop returned; it goes on if it lacked room."""
-        outcome = Outcome([], [], [], np.empty((BEGINNING_FIELDS, 0), np.int64), [])
+        outcome = Outcome([], [], [], np.empty((BEGINNING_SUBGRAPH, 0), np.int64), [])
         while True:
             self._read_messages(outcome)
             if found in (ALL_DONE, SOME_FAILED):
@@ -247,7 +248,9 @@ class Frames:
             else:
                 outcome.failed.append((slot, *_failure(*words[at + 2 : at + 5])))
             at += int(decide.MESSAGE_WORDS)
-        outcome.begun = np.concatenate((outcome.begun, machine.beginning[:, : counts[NUM_BEGINNING]]), axis=1)
+        outcome.begun = np.concatenate(
+            (outcome.begun, machine.beginning[:BEGINNING_SUBGRAPH, : counts[NUM_BEGINNING]]), axis=1
+        )
         counts[NUM_MESSAGE_WORDS] = counts[NUM_BEGINNING] = counts[NUM_FAILED] = 0
 
     # --- room ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from batchmaker.arrays import Flags, Ints
-from batchmaker.compiled import compiled, compiled_within
+from batchmaker.compiled import compiled, compiled_inline, compiled_within
 from batchmaker.scheduler.commands import ZERO_TABLE
 from batchmaker.scheduler.edges import follows
 from batchmaker.scheduler.layout import (
@@ -317,6 +317,8 @@ def release(
         keys[place[mine]] = found[i]
         place[mine] += 1
     for type_id in range(num_types):
+        if begins[type_id] == begins[type_id + 1]:
+            continue
         mine_only = keys[begins[type_id] : begins[type_id + 1]]
         ranks = ranks_of(of_nodes, requests, counts, mine_only)
         sort(mine_only, ranks)
@@ -352,6 +354,15 @@ def count_submitted(
             counts[row, of_subgraphs[TYPE, mine]] += is_submitted
 
 
+@compiled_inline
+def free_row(of_nodes: Ints, of_subgraphs: Ints, types: Ints, pools: Ints, rows: Ints, node: int) -> None:
+    """Give the row of a node back to its pool. rows: State.free_rows."""
+    pool = types[POOL, of_subgraphs[TYPE, of_nodes[SUBGRAPH, node]]]
+    rows[pools[ROWS_BEGIN, pool] + pools[NUM_FREE, pool]] = of_nodes[ROW, node]
+    pools[NUM_FREE, pool] += 1
+    of_nodes[ROW, node] = NOWHERE
+
+
 @compiled
 def free_rows(of_nodes: Ints, of_subgraphs: Ints, types: Ints, pools: Ints, rows: Ints, nodes: Ints) -> None:
     """Give the rows of these nodes back to their pools: by cell type, and in the order of the nodes within a type.
@@ -366,12 +377,9 @@ def free_rows(of_nodes: Ints, of_subgraphs: Ints, types: Ints, pools: Ints, rows
         type_id = of_subgraphs[TYPE, of_nodes[SUBGRAPH, node]]
         first, most = min(first, type_id), max(most, type_id)
     for type_id in range(first, most + 1):
-        pool = types[POOL, type_id]
         for node in nodes:
             if of_subgraphs[TYPE, of_nodes[SUBGRAPH, node]] == type_id:
-                rows[pools[ROWS_BEGIN, pool] + pools[NUM_FREE, pool]] = of_nodes[ROW, node]
-                pools[NUM_FREE, pool] += 1
-                of_nodes[ROW, node] = NOWHERE
+                free_row(of_nodes, of_subgraphs, types, pools, rows, node)
 
 
 @compiled
