@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_inline, compiled_within, number
 from batchmaker.scheduler.addresses import row_at, state_at, table_at
@@ -39,6 +37,7 @@ from batchmaker.scheduler.layout import (
     TYPE,
     USES,
 )
+from batchmaker.scheduler.lists import IN_LIST, NEXT_IN_LIST, add_to_list, end_list
 from batchmaker.scheduler.progress import free_row, release
 
 OUTPUTS: Final = number(64)
@@ -107,9 +106,6 @@ ALL_DONE, SOME_FAILED, NOT_BEGUN, LACKS_MACHINE, LACKS_NUMBERS, LACKS_FORM = map
 ZERO, ONE = map(number, range(2))
 A_LIST: Final = number(0)
 """See `batchmaker.graph.regions`."""
-IN_LIST, NEXT_IN_LIST, LIST_FIELDS = map(number, range(3))
-"""A word of a list, and the place of the next one, or NOWHERE. At place 0 are how many places of the table have been
-used, and the first free one, or NOWHERE."""
 
 
 class Machine(NamedTuple):
@@ -184,35 +180,6 @@ def _first_of_spans_not_done(
             if tail != NOWHERE:
                 return tail
     return int(NOWHERE)
-
-
-@compiled_within
-def _add_to_list(lists: Ints, heap: Ints, head: int, word: int) -> None:
-    """Put a word at the end of a list. head: where in the heap the list's first place is, and behind it its last."""
-    place = lists[NEXT_IN_LIST, ZERO]
-    if place != NOWHERE:
-        lists[NEXT_IN_LIST, ZERO] = lists[NEXT_IN_LIST, place]
-    else:
-        place = lists[IN_LIST, ZERO]
-        lists[IN_LIST, ZERO] += 1
-    lists[IN_LIST, place], lists[NEXT_IN_LIST, place] = word, NOWHERE
-    if heap[head] == NOWHERE:
-        heap[head] = place
-    else:
-        lists[NEXT_IN_LIST, heap[head + 1]] = place
-    heap[head + 1] = place
-
-
-@compiled_within
-def _end_list(lists: Ints, heap: Ints, head: int) -> None:
-    """Give back the places of a list; it is empty then."""
-    place = heap[head]
-    heap[head] = NOWHERE
-    while place != NOWHERE:
-        following = lists[NEXT_IN_LIST, place]
-        lists[NEXT_IN_LIST, place] = lists[NEXT_IN_LIST, ZERO]
-        lists[NEXT_IN_LIST, ZERO] = place
-        place = following
 
 
 @compiled_inline
@@ -555,7 +522,7 @@ def _go_on(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
                         _hold_less(nodes, subgraphs, types, state.pools, state.free_rows,
                                    lists[IN_LIST, place] // OUTPUTS)  # fmt: skip
                         place = lists[NEXT_IN_LIST, place]
-                    _end_list(lists, heap, block + code[span])
+                    end_list(lists, heap, block + code[span])
             at = code[record + MEMORIES_AT]
             for k in range(at, at + 5 * code[record + NUM_MEMORIES], 5):
                 span = spans + 3 * code[k + 4]
@@ -668,7 +635,7 @@ def _go_on(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
                 for k in range(listed, listed + 2 * num_listed if keeps else ZERO, 2):
                     word = heap[block + code[first + code[k + 1]]]
                     nodes[HELD, word // OUTPUTS] += 1
-                    _add_to_list(lists, heap, block + code[k], word)
+                    add_to_list(lists, heap, block + code[k], word)
                 heap[progress + 3] += keeps
             goes_on = heap[progress] < heap[block + code[record + LIMIT]]
             if says != NOWHERE:
@@ -696,7 +663,7 @@ def forget_frames(addresses: Ints, machine_addresses: Ints, slots: Ints) -> None
             region = m.frames[OF_REGION, frame]
             at = m.code[region + LISTS_AT]
             for k in range(at, at + m.code[region + NUM_LISTS]):
-                _end_list(m.lists, m.heap, m.frames[BLOCK, frame] + m.code[k])
+                end_list(m.lists, m.heap, m.frames[BLOCK, frame] + m.code[k])
             m.frames[NEXT_FRAME, frame] = m.code[region + FREE]
             m.code[region + FREE] = frame
             frame = following

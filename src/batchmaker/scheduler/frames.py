@@ -41,10 +41,8 @@ from batchmaker.scheduler.decide import (
     FREE_WAITING,
     HEADER_WORDS,
     HEAP_TOP,
-    IN_LIST,
     LACKS_FORM,
     LACKS_MACHINE,
-    LIST_FIELDS,
     LOOP,
     MACHINE_COUNTS,
     MOST_HELD,
@@ -73,6 +71,7 @@ from batchmaker.scheduler.decide import (
 )
 from batchmaker.scheduler.events import RequestId
 from batchmaker.scheduler.layout import EDGES, EXTENTS, FIRST, NODES, NOWHERE, NUM_PORTS, PLACES, STORED, SUBGRAPHS
+from batchmaker.scheduler.lists import IN_LIST, LIST_FIELDS
 from batchmaker.scheduler.rows import NoMemoryError
 from batchmaker.scheduler.state import NO_NODES, SchedulerState
 
