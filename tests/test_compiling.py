@@ -127,7 +127,10 @@ def test_with_one_processor_the_start_compiles_by_itself_and_keeps_it(place: Pla
     assert len(place.compiled()) == len(ALL)
 
 
-@pytest.mark.parametrize("when", ["1", "0"], ids=["the one that learns", "those that compile"])
+@pytest.mark.parametrize(
+    "when",
+    [pytest.param("1", id="the one that learns"), pytest.param("0", id="those that compile", marks=pytest.mark.slow)],
+)
 def test_what_processes_that_die_have_not_compiled_the_start_compiles_itself(place: Place, when: str) -> None:
     dies = f"import os\nif 'BATCHMAKER_COMPILES' in os.environ and os.environ['NUMBA_DISABLE_JIT'] == '{when}':\n"
     (place.folder / "loops.py").write_text(dies + "    os._exit(3)\n" + LOOPS)
@@ -149,6 +152,7 @@ def test_where_no_process_can_be_begun_the_start_compiles_by_itself(place: Place
     assert sorted(place.compiled()) == [(name, own) for name in ALL]
 
 
+@pytest.mark.slow
 def test_lines_that_a_process_prints_besides_do_no_harm(place: Place) -> None:
     (place.folder / "loops.py").write_text(
         "import os\nprint('hello' * ('BATCHMAKER_COMPILES' in os.environ))\n" + LOOPS
@@ -162,6 +166,7 @@ def test_processes_that_compile_begin_none(place: Place) -> None:
     assert sorted(place.compiled()) == [(name, own) for name in ALL]
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_kept_every_start_compiles_by_itself(place: Place) -> None:
     (place.folder / "kept").write_text("a file where the folder would be")
     for _ in range(2):
@@ -208,12 +213,15 @@ print(json.dumps(sorted(f"{module}.{name}" for module, name, _ in learnt(json.lo
 """
 
 
+@pytest.mark.slow
 def test_a_start_needs_just_the_loops_that_are_compiled_ahead_and_each_in_one_form() -> None:
     """For an engine of a plain LSTM: what the processes are told to compile is what it loads, no less and no more."""
     for _ in range(2):  # the first may be the first of this installation
         done = subprocess.run([sys.executable, "-c", ENGINE], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    needs, loaded, compiled = json.loads(done.stdout)
+        needs, loaded, compiled = json.loads(done.stdout)
+        if not compiled:
+            break
     assert compiled == []
     learnt = subprocess.run(
         [sys.executable, "-c", LEARN, json.dumps(needs)], env={**os.environ, "NUMBA_DISABLE_JIT": "1"},

@@ -20,6 +20,9 @@ README = REPOSITORY / "README.md"
 ARCHITECTURE = REPOSITORY / "docs" / "architecture.md"
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "papers").rglob("*.md")])
 
+LONG = {"live-audio.md", "models.md", "networks.md", "recurrent-checkpoints.md"}
+"""Pages whose code takes ten seconds or so."""
+
 NEEDED = {"onnx.md": ("onnx", "onnxruntime")}
 """Optional packages that the code of a page imports."""
 
@@ -57,7 +60,14 @@ def module_for_page() -> Iterator[types.ModuleType]:
     del sys.modules[module.__name__]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] * (page.name in LONG))
+        for page in PAGES
+        if python_blocks(page)
+    ],
+)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, module_for_page, tmp_path, monkeypatch):
     for package in NEEDED.get(page.name, ()):
         pytest.importorskip(package)

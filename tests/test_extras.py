@@ -200,6 +200,7 @@ def test_run_and_bench_need_no_extra(tmp_path):
     assert "cellular" in run(MAIN, "bench", "lstm", *few, cwd=tmp_path).stdout
 
 
+@pytest.mark.slow
 def test_serve_says_what_it_needs_in_one_line(tmp_path):
     (said,) = run(MAIN, "serve", "lstm", cwd=tmp_path, status=2).stderr.splitlines()
     assert re.fullmatch(r"error: The server needs packages .*: pip install 'batchmaker\[server\]'", said)
@@ -244,6 +245,7 @@ def test_the_error_may_be_of_another_class():
         import none_such  # noqa: F401
 
 
+@pytest.mark.slow
 def test_a_fleet_without_its_packages_says_what_to_install(tmp_path):
     done = subprocess.run(
         [*start(MAIN, "grpc"), "serve", "lstm", "--replicas", "2"],

@@ -15,6 +15,7 @@ from batchmaker.compile.binding import bind
 from batchmaker.errors import OptionError
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.sampling import Greedy, Sampler, Temperature, TopK, TopP, bits, uniform
+from covering import covering
 
 MASK = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
@@ -370,8 +371,11 @@ def test_equal_seeds_make_equal_words_and_others_make_others():
     assert same[0] == same[1] == same[4] != same[5]
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.9}], ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    covering(["float32", "bfloat16", "float16"], [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.9}]),
+    ids=str,
+)
 def test_a_cell_that_samples_is_a_graph_and_gives_what_its_module_gives(options, dtype):
     word, row = ValueSpec((), "int64"), ValueSpec((SIZE,), dtype)
     module = WordStep(Sampler(**options), getattr(torch, dtype))

@@ -41,6 +41,7 @@ def test_run_answers_json_requests_with_a_model_of_a_python_file(command, tmp_pa
             assert got == pytest.approx(wanted, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_run_takes_the_newest_version_of_a_saved_model(command, tmp_path, own_model, request_file):
     for version, hidden in ((2, 3), (10, 5)):
         bm.save(one_model(parse_source(f"{own_model}:hidden={hidden},example=true")), tmp_path / "kept" / str(version))

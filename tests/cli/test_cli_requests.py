@@ -140,19 +140,20 @@ def test_workloads_are_counted_in_cells():
         make_workload("mvrnn", lengths="fixed:3")
 
 
-def test_trees_and_lattices_are_run_from_files(command, tmp_path):
-    inputs = {
-        "treelstm-2type": TREE_LINES,
-        "latticelstm": json.dumps({"arcs": [[0, 1, 3], [1, 2, 4], [0, 2, 5]]}),
-    }
-    wanted = {"treelstm-2type": [3, 1, 5], "latticelstm": [2]}
-    for name, content in inputs.items():
-        (tmp_path / "in").write_text(content)
-        small = ("--hidden", 4, "--max-batch", 4)
-        done = command("run", name, "--input", tmp_path / "in", "--output", tmp_path / "out", *small)
-        assert done.exit_code == 0, done.output
-        lines = (tmp_path / "out").read_text().splitlines()
-        assert [len(json.loads(line)["result"]) for line in lines] == wanted[name]
+@pytest.mark.parametrize(
+    ("name", "content", "wanted"),
+    [
+        pytest.param("treelstm-2type", TREE_LINES, [3, 1, 5], marks=pytest.mark.slow, id="trees"),
+        pytest.param("latticelstm", json.dumps({"arcs": [[0, 1, 3], [1, 2, 4], [0, 2, 5]]}), [2], id="lattices"),
+    ],
+)
+def test_trees_and_lattices_are_run_from_files(command, tmp_path, name, content, wanted):
+    (tmp_path / "in").write_text(content)
+    small = ("--hidden", 4, "--max-batch", 4)
+    done = command("run", name, "--input", tmp_path / "in", "--output", tmp_path / "out", *small)
+    assert done.exit_code == 0, done.output
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert [len(json.loads(line)["result"]) for line in lines] == wanted
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from batchmaker.compile.binding import BoundCell, bind
 from batchmaker.compile.export import example_rows, export_cell, flat_outputs
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import ValueSpec
+from covering import covering
 
 TOKEN = ValueSpec((), "int64")
 
@@ -185,7 +186,7 @@ CELL_CLASSES = {"lstm": (nn.LSTMCell, 2), "gru": (nn.GRUCell, 1), "rnn": (nn.RNN
 @example(kind="lstm", width=7, hidden=256, num_rows=64, bias=True)
 @example(kind="gru", width=7, hidden=256, num_rows=64, bias=True)
 @example(kind="rnn", width=7, hidden=257, num_rows=64, bias=True)
-@settings(max_examples=15)
+@settings(max_examples=6)
 def test_any_size_of_recurrent_cell_agrees(kind: str, width: int, hidden: int, num_rows: int, bias: bool) -> None:
     cell_class, num_states = CELL_CLASSES[kind]
     module = cell_class(width, hidden, bias=bias)
@@ -193,9 +194,7 @@ def test_any_size_of_recurrent_cell_agrees(kind: str, width: int, hidden: int, n
     assert_equals_module(bound, module, num_rows)
 
 
-@pytest.mark.parametrize("kind", sorted(CELL_CLASSES))
-@pytest.mark.parametrize("hidden", [16, 256])
-@pytest.mark.parametrize("num_rows", [1, 32])
+@pytest.mark.parametrize(("num_rows", "hidden", "kind"), covering([1, 32], [16, 256], sorted(CELL_CLASSES)))
 def test_bfloat16_cells_are_as_close_to_float32_as_bfloat16_allows(kind: str, hidden: int, num_rows: int) -> None:
     torch.manual_seed(1)
     cell_class, num_states = CELL_CLASSES[kind]

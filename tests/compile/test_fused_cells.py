@@ -23,6 +23,7 @@ from batchmaker.compile.projected_steps import LSTMStep
 from batchmaker.compile.rewrite import cut_recurrent_cells, fold_constants, lift
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.lab.zoo import lattice, treegru, treelstm
+from covering import covering
 
 compiled = pytest.mark.skipif(not is_available(), reason="without a compiler nothing is done in passes")
 
@@ -76,9 +77,10 @@ def test_a_cell_is_its_layers_and_one_pass_behind_each_row_of_them(name: str, dt
     assert {type(getattr(target, "__self__", target)) for target in done} == {Linear, Pass}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("name", [*CELLS, "a plain recurrent step", "one with relu"])
-@pytest.mark.parametrize("num_rows", [1, 5, 70])
+@pytest.mark.parametrize(
+    ("num_rows", "name", "dtype"),
+    covering([1, 5, 70], [*CELLS, "a plain recurrent step", "one with relu"], ["float32", "bfloat16", "float64"]),
+)
 def test_a_bound_cell_computes_what_its_module_does(name: str, dtype: str, num_rows: int) -> None:
     torch.manual_seed(1)
     plain = {"a plain recurrent step": "tanh", "one with relu": "relu"}

@@ -17,6 +17,7 @@ from batchmaker.compile.passes.interpreter import is_available
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.products import library
 from batchmaker.lab import zoo
+from covering import covering
 
 pytestmark = pytest.mark.skipif(
     not is_available() or library().sgemm is None, reason="needs compiled loops and MKL's packed product"
@@ -123,8 +124,7 @@ CELLS: dict[str, tuple[Callable[[], nn.Module], Sequence[ValueSpec]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CELLS)
-@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 300])
+@pytest.mark.parametrize(("count", "name"), covering([1, 2, 63, 64, 65, 300], CELLS))
 def test_each_row_is_what_the_module_gives(name: str, count: int) -> None:
     make, inputs = CELLS[name]
     module = make()

@@ -19,6 +19,7 @@ from batchmaker.compile.program import compile_program
 from batchmaker.compile.rewrite import fold_constants, lift
 from batchmaker.graph.spec import ValueSpec
 from batchmaker_papers.planner.in_runs import planner
+from covering import covering
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="without a compiler nothing is done in passes")
 
@@ -65,8 +66,7 @@ def passes(graph: TracedCell) -> list[Pass]:
     return [node.target for node in graph.graph.nodes if isinstance(node.target, Pass)]
 
 
-@pytest.mark.parametrize("width", [1, 7, BLOCK + 100])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(("name", "width"), covering(OPERATIONS, [1, 7, BLOCK + 100]))
 def test_a_pass_equals_its_operations(name, width):
     torch.manual_seed(0)
     module = Pointwise(OPERATIONS[name], width)

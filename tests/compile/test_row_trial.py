@@ -14,6 +14,7 @@ from batchmaker.compile.binding import bind
 from batchmaker.compile.row_trial import RANDOM, TrialRows
 from batchmaker.errors import ModelError, RowsError
 from batchmaker.graph.spec import ValueSpec
+from covering import covering
 
 ROW = (ValueSpec((4,), "float32"),)
 TOKEN = (ValueSpec((), "int64"),)
@@ -185,8 +186,7 @@ RIGHT: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize(("dtype", "name"), covering(["float32", "bfloat16", "float16", "float64"], RIGHT))
 def test_a_right_cell_is_never_refused(name: str, dtype: str) -> None:
     bound = bind(Function(RIGHT[name], getattr(torch, dtype)), (ValueSpec((4,), dtype),), name="right")
     assert not any("other numbers" in note for note in bound.notes)

@@ -1,4 +1,4 @@
-"""Programs that fork, for test_fork.py. Each prints what the child and the parent saw; run as a process of its own."""
+"""Programs that fork, for test_fork.py: each prints what the child and the parent saw. Run as a process of its own."""
 
 from __future__ import annotations
 
@@ -122,4 +122,5 @@ def stopped() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"started": started, "not_started": not_started, "stopped": stopped}[sys.argv[1]]()
+    for program in (stopped, not_started, started):
+        program()

@@ -347,7 +347,7 @@ async def _collected(answer: Answer) -> list[int]:
     return [value async for value in answer]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=7, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     threads=st.lists(
         st.lists(st.tuples(st.sampled_from(WAYS), st.integers(1, 30)), min_size=1, max_size=6), min_size=2, max_size=4

@@ -34,6 +34,7 @@ from batchmaker.executor.compute import ComputingExecutor
 from batchmaker.executor.inline import InlineExecutor
 from batchmaker.model.unfolding import Unfolding
 from batchmaker.scheduler.core import Scheduler
+from covering import covering
 from insides import num_unanswered
 
 CALLS: dict[type, tuple[str, ...]] = {
@@ -55,6 +56,8 @@ CALLS: dict[type, tuple[str, ...]] = {
 }
 EVERY = [f"{owner.__name__}.{name}" for owner, names in CALLS.items() for name in names]
 SAID = "injected here"
+KINDS = [ValueError, MemoryError, SystemExit]
+"""Each before the real call, but memory errors after it."""
 
 
 class Fault:
@@ -226,9 +229,14 @@ def try_fault(engine: bm.Engine, faults: Faults, fault: Fault, *, seed: int = 1,
 
 
 @pytest.mark.parametrize(
-    ("kind", "after"), [(ValueError, False), (MemoryError, True), (SystemExit, False)], ids=["before", "after", "exit"]
+    ("name", "kind", "after"),
+    covering(
+        EVERY,
+        [ValueError, MemoryError, SystemExit],
+        [False, True],
+        has=lambda _, kind, after: after is (kind is MemoryError),
+    ),
 )
-@pytest.mark.parametrize("name", EVERY)
 def test_a_failure_at_any_call_is_contained(
     engine: bm.Engine, faults: Faults, name: str, kind: type[BaseException], after: bool
 ) -> None:
@@ -279,7 +287,7 @@ def test_every_call_is_made(engine: bm.Engine, faults: Faults) -> None:
     assert sorted(set(EVERY) - set(fault.seen)) == []
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     at=st.integers(1, 700),
     kind=st.sampled_from([ValueError, MemoryError, SystemExit, KeyboardInterrupt, GeneratorExit]),

@@ -222,7 +222,7 @@ def test_the_engine_gives_up_endless_requests_by_their_models_deadline() -> None
 KINDS = ("plain", "nodes", "late", "generous", "cancelled", "garbage")
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     mix=st.lists(
         st.tuples(st.sampled_from(KINDS), st.integers(1, 9), st.integers(-1, 2), st.sampled_from("ab")), max_size=40

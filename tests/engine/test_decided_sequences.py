@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.errors import CancelledError, DeadlineError, InvalidRequestError, ModelError, NodeLimitError
+from covering import covering
 from insides import scheduler, schedulers
 
 WIDTH, WORDS, EOS, MOST = 8, 11, 0, 12
@@ -253,8 +254,10 @@ def same(one: Any, other: Any) -> bool:
     return torch.allclose(torch.as_tensor(one).float(), torch.as_tensor(other).float(), atol=1e-5)
 
 
-@pytest.mark.parametrize("policy", ["auto", "cellular", "depth", "agenda"])
-@pytest.mark.parametrize("made", [Speaker, Posted, PostedEven, Folded, FoldedEven, Branches])
+@pytest.mark.parametrize(
+    ("made", "policy"),
+    covering([Speaker, Posted, PostedEven, Folded, FoldedEven, Branches], ["auto", "cellular", "depth", "agenda"]),
+)
 def test_answers_are_those_of_pytorch_alone(made: type[Speaker], policy: str) -> None:
     model = made()
     wanted = [model.alone(x) for x in REQUESTS]

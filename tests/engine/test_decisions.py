@@ -33,7 +33,7 @@ from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.policies.auto import AutoPolicy
 from insides import scheduler, schedulers
 
-EXAMPLES = int(os.environ.get("BATCHMAKER_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("BATCHMAKER_EXAMPLES", "6"))
 PRIME = 1009
 POLICIES = ("cellular", "auto", "lazy", "depth", "agenda", "sufficient")
 

@@ -129,7 +129,7 @@ EVERY = list(range(40))
 SHUFFLED = random.Random(1).sample(EVERY, len(EVERY))
 
 
-SLOW = {"lstm in bfloat16"}
+SLOW = {"lstm in bfloat16", "gru in float16", "gru in float32", "drawn words in bfloat16"}
 """Others have the same layer, and the same numbers."""
 
 
@@ -145,7 +145,7 @@ def test_bits_depend_on_the_request_alone(make):
     assert answers(make(), SHUFFLED, 17, policy="cellular", workers=2) == alone
 
 
-@pytest.mark.parametrize("policy", ["auto", "lazy", "agenda"])
+@pytest.mark.parametrize("policy", ["auto", "agenda", pytest.param("lazy", marks=pytest.mark.slow)])
 def test_bits_do_not_depend_on_the_policy(policy):
     model = Tagger(nn.GRU, torch.float32)
     assert answers(model, SHUFFLED, 40, policy=policy, workers=2) == answers(model, EVERY, 5, policy="cellular")
@@ -161,14 +161,11 @@ print(here.answers(here.Writer(torch.bfloat16), here.EVERY, int(sys.argv[2])))
 
 def test_another_run_has_the_same_bits():
     here = str(Path(__file__).parent)
-    texts = [
-        subprocess.run(
-            [sys.executable, "-c", IN_ANOTHER_PROCESS, here, together], capture_output=True, text=True, check=True
-        ).stdout
-        for together in ("40", "7")
-    ]
-    assert len(texts[0]) > 1000
-    assert texts[0] == texts[1]
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ANOTHER_PROCESS, here, "7"], capture_output=True, text=True, check=True
+    )
+    assert len(done.stdout) > 1000
+    assert done.stdout == f"{answers(Writer(torch.bfloat16), EVERY, 40)}\n"
 
 
 def test_a_neighbour_that_fails_changes_no_bits():

@@ -332,7 +332,7 @@ def test_a_stop_test_that_raises_fails_its_own_request(until: Any) -> None:
 KINDS = ("good", "nodes", "poison", "garbage", "late", "cancelled")
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     mix=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 12)), min_size=1, max_size=40),
     workers=st.integers(1, 2),

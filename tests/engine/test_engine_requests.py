@@ -34,6 +34,7 @@ from batchmaker.errors import (
 )
 from batchmaker.executor.null import NullExecutor
 from batchmaker.policies import CellularPolicy
+from covering import covering
 from insides import scheduler
 from waiting import until, wait_until
 
@@ -57,8 +58,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[bm.Engine]:
 # --- answers -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("model", [Translator, LoopTranslator])
+@pytest.mark.parametrize(("model", "workers"), covering([Translator, LoopTranslator], [1, 2]))
 def test_every_way_of_asking_gives_the_same_answer(model: Any, workers: int, modules: Any) -> None:
     wanted = [translate(*modules, source) for source in SOURCES]
 

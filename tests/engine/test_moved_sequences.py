@@ -27,6 +27,7 @@ from batchmaker.lab import zoo
 from batchmaker.model.moved_state import MovedState, written
 from batchmaker.model.sequence_state import KeptHandle, KeptState
 from batchmaker.scheduler.commands import Reserve
+from covering import covering
 
 SMALL = {"vocabulary_size": 40, "hidden": 8, "max_batch": 8}
 WORDS = list(range(30))
@@ -175,9 +176,9 @@ def test_a_reset_goes_on_after_a_chunk_without_a_result() -> None:
     assert_balanced(engine)
 
 
-@pytest.mark.parametrize("policy", ["auto", "cellular", "agenda", "depth"])
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("name", ["lstm", "gru"])
+@pytest.mark.parametrize(
+    ("name", "workers", "policy"), covering(["lstm", "gru"], [1, 2], ["auto", "cellular", "agenda", "depth"])
+)
 def test_a_sequence_goes_on_from_its_state_wherever_and_as_often_as_wanted(
     name: str, policy: str, workers: int
 ) -> None:
@@ -321,7 +322,7 @@ def test_a_state_of_another_model_or_of_other_weights_is_refused() -> None:
         assert engine.num_sequences == 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(st.data())
 def test_damaged_bytes_are_refused_or_harmless(data: st.DataObject) -> None:
     with bm.Engine(Totals(), threads=1) as engine:
@@ -466,6 +467,7 @@ def test_tasks_of_one_event_loop_move_sequences_without_blocking_it() -> None:
     assert_balanced(engine)
 
 
+@pytest.mark.slow
 def test_a_sequence_goes_on_in_another_process(tmp_path: Path) -> None:
     program = """
 import sys, torch, batchmaker as bm

@@ -86,7 +86,7 @@ def level_of_the_log() -> Iterator[None]:
     logger.setLevel(before)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(mixes())
 def test_in_any_mix_every_good_request_is_answered_and_every_bad_one_fails(mix: dict[str, Any]) -> None:
     logging.getLogger("batchmaker.engine").setLevel(logging.CRITICAL)

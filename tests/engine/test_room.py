@@ -163,7 +163,7 @@ def test_chunks_of_sequences_take_places_as_other_requests_do(gate: Gate) -> Non
     assert_balanced(engine)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=7, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     most=st.integers(1, 5),
     when_full=st.sampled_from(["refuse", "wait"]),

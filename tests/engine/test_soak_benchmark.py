@@ -23,7 +23,7 @@ def soak():
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_every_request_of_a_mix_is_answered_once_and_as_it_is_alone(soak, workers):
     tally = soak.run_mix("auto", workers, 480, seed=3)
     assert tally.wrong == []

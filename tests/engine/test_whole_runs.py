@@ -224,7 +224,15 @@ def test_whole_runs_keep_the_dtype(dtype: torch.dtype) -> None:
     assert same((h, c), wanted, 5e-2 if dtype is torch.bfloat16 else 1e-9)
 
 
-@pytest.mark.parametrize("policy", ["auto", "cellular:max_steps=1", "lazy", "agenda", "depth", "sufficient"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "auto",
+        "cellular:max_steps=1",
+        "agenda",
+        *[pytest.param(each, marks=pytest.mark.slow) for each in ("lazy", "depth", "sufficient")],
+    ],
+)
 def test_every_policy_gives_the_same(policy: str) -> None:
     def use(m: Any, x: Any) -> Any:
         first = m.read.run(x)[1]
@@ -286,7 +294,7 @@ def played(m: Any, moves: Sequence[tuple[str, int, list[int]]]) -> Any:
     return results
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     plans=st.lists(MOVES, min_size=1, max_size=5),
     least=st.sampled_from([1, 2, 5]),
@@ -677,7 +685,7 @@ def refusal(whole: nn.Module, step: nn.Module | None = None) -> ModelError:
     return refused
 
 
-@pytest.mark.parametrize("kind", [NoState, OneShort, LongOnly, LostBetweenBlocks])
+@pytest.mark.parametrize("kind", [NoState, OneShort, LongOnly, pytest.param(LostBetweenBlocks, marks=pytest.mark.slow)])
 def test_a_form_that_gives_something_else_is_refused(kind: type[Stepped]) -> None:
     said = str(refusal(kind(MODULES["read"])))
     assert "cell 'reader', output 0: whole= gives something else than its steps" in said

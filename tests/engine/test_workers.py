@@ -195,6 +195,15 @@ def engine_and_gate() -> tuple[bm.Engine, Gate]:
     return engine, gate
 
 
+def keep_idle(*idle: Any) -> None:
+    """Let workers not look for work by themselves from now on."""
+    for worker in idle:
+        worker.on_idle = lambda: None
+        past = threading.Event()  # what it may just have asked of others is done before its thread calls this
+        worker.call_soon(past.set)
+        assert past.wait(60)
+
+
 def sent_to(engine: bm.Engine, worker: Any, count: int) -> list[Answer]:
     """Send requests to one worker, whatever the others have to do."""
     sent = tickets_of(engine, [ROWS] * count)
@@ -207,7 +216,7 @@ def sent_to(engine: bm.Engine, worker: Any, count: int) -> list[Answer]:
 def test_an_idle_worker_takes_what_has_not_begun_at_another() -> None:
     engine, gate = engine_and_gate()
     first, other = workers(engine)
-    first.on_idle = None  # whichever is done first, none comes back
+    keep_idle(first)  # whichever is done first, none comes back
     before = engine.drivers[1].stats.cells
     held = sent_to(engine, first, 1)
     assert gate.entered.wait(60)  # the first worker is in a step, and the others wait behind it
@@ -224,6 +233,7 @@ def test_an_idle_worker_takes_what_has_not_begun_at_another() -> None:
 def test_a_worker_without_work_asks_the_one_that_has_most() -> None:
     engine, gate = engine_and_gate()
     first, other = workers(engine)
+    keep_idle(first, other)
     asked: list[Any] = []
     first.call_soon = asked.append  # type: ignore[method-assign]
     held = sent_to(engine, first, 1)

@@ -24,10 +24,11 @@ def script():
     return runpy.run_path(str(FILE))
 
 
+@pytest.mark.slow
 def test_it_is_trained_saved_and_served(script, tmp_path):
     text = script["as_bytes"](islice(script["docstrings"](Path(sysconfig.get_paths()["stdlib"])), 40))
     assert (text == 0).sum() == 40
-    trained = script["train"](text, 0.0, hidden=16, layers=2)
+    trained = script["train"](text, 0.0, hidden=16, layers=1)
     bm.save(trained, tmp_path / "saved")
     model = model_files.build(FILE, {"folder": str(tmp_path / "saved")})
     assert isinstance(model, DeclaresCompletions)

@@ -58,7 +58,7 @@ def floats(example: Any, pcm: Any) -> Any:
     return (pcm / 32768).astype(np.float32).reshape(-1, example.FRAME)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 16])
+@pytest.mark.parametrize("chunk", [1, 7, pytest.param(16, marks=pytest.mark.slow)])
 def test_live_streams_hear_what_the_network_hears_alone(example, talkative, chunk):
     utterances = said(example, 6)
     alone = [example.one_by_one(talkative, one.frames) for one in utterances]

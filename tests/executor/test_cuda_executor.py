@@ -18,6 +18,7 @@ from batchmaker.engine.engine import Engine
 from batchmaker.errors import CellError, DeviceError, EngineError, OptionError
 from batchmaker.executor.cuda.executor import CudaExecutor
 from batchmaker.executor.cuda.open import open_devices
+from covering import covering
 from insides import scheduler
 
 
@@ -118,8 +119,7 @@ def plainly(model: Mixed, words: Sequence[int]) -> tuple[Tensor, Tensor]:
 REQUESTS = [[(i * 7 + j) % 10 for j in range(1 + (i * 5) % 9)] for i in range(40)]
 
 
-@pytest.mark.parametrize("records", [True, False])
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(("count", "records"), covering([1, 2, 3], [True, False]))
 def test_every_request_gets_what_plain_pytorch_computes(count: int, records: bool) -> None:
     model = Mixed(batch_sizes=[2, 3, 8])
     with running(model, *fakes(count, records=records)) as engine:

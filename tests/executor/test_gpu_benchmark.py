@@ -372,6 +372,7 @@ def test_tasks_are_timed_in_one_launch_and_step_by_step(scripts, monkeypatch):
     assert {row["not_run"] for row in engine.tasks(scripts["gpu"].Deadline(3.0, Hand()))} == {"out of time"}
 
 
+@pytest.mark.slow
 def test_late_requests_are_counted_where_all_are_finished(scripts, monkeypatch):
     engine = scripts["gpu_engine"]
     monkeypatch.setattr(engine, "DEVICE", "cpu")

@@ -13,6 +13,7 @@ import batchmaker as bm
 from batchmaker.errors import OptionError
 from batchmaker.executor import task_steps
 from batchmaker.executor.inline import InlineExecutor
+from covering import covering
 from insides import scheduler_of
 
 
@@ -54,9 +55,7 @@ def plainly(module: nn.Module, xs: Sequence[float]) -> tuple[list[Tensor], list[
     return steps[-1], [torch.stack(column) for column in zip(*steps, strict=True)]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("sizes", [[1], [3], [2, 4, 16]])
-@pytest.mark.parametrize("module", [Swap(), Keep()])
+@pytest.mark.parametrize(("module", "sizes", "workers"), covering([Swap(), Keep()], [[1], [3], [2, 4, 16]], [1, 2]))
 def test_cells_that_hand_rows_through_give_every_request_its_own(module: nn.Module, sizes: Any, workers: int) -> None:
     requests = [{"xs": [i, *range(1 + i % 7)], "form": ("run", "nodes")[i % 3 == 0]} for i in range(50)]
     with bm.Engine(Chains(module, batch_sizes=sizes), threads=1, workers=workers) as engine:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import batchmaker as bm
 from batchmaker.engine.engine import Engine
 from batchmaker.lab import zoo
+from covering import covering
 from insides import scheduler
 
 
@@ -107,23 +108,21 @@ LENGTHS = [1 + (i * 7) % 11 for i in range(40)]
 MODULES = [nn.GRUCell(4, 6), nn.GRUCell(4, 6, bias=False), nn.LSTMCell(4, 6), Swapped()]
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-@pytest.mark.parametrize("sizes", [[1, 2, 4, 8], [3, 64]])
+@pytest.mark.parametrize(("sizes", "module"), covering([[1, 2, 4, 8], [3, 64]], MODULES), ids=str)
 def test_answers_are_those_of_the_cpu(module: nn.Module, sizes: list[int]) -> None:
     (device,) = fakes(1, at_once=2)
     assert assert_agrees(Chain(module, batch_sizes=sizes), vectors(LENGTHS), device) == []
     assert device.num_recurrent > 0
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("model", [Handed, Late])
+@pytest.mark.parametrize(("model", "count"), covering([Handed, Late], [1, 3]))
 def test_chains_that_begin_where_others_end_get_their_state(model: Any, count: int) -> None:
     devices = fakes(count, at_once=2)
     assert_agrees(model(batch_sizes=[2, 3, 8]), vectors(LENGTHS), *devices)
     assert sum(device.num_recurrent for device in devices) > 0
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(
     lengths=st.lists(st.integers(1, 14), min_size=1, max_size=20),
     most=st.integers(1, 9),
@@ -137,13 +136,15 @@ def test_whatever_is_asked_results_never_change(lengths: list[int], most: int, s
     assert_agrees(model, vectors(lengths, seed), device)
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru"])
-@pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-6), ("bfloat16", 2e-2), ("float16", 2e-3)])
-def test_tokens_and_sixteen_bits(name: str, dtype: str, atol: float) -> None:
+NEAR = {"float32": 1e-6, "bfloat16": 2e-2, "float16": 2e-3}
+
+
+@pytest.mark.parametrize(("dtype", "name"), covering(NEAR, ["lstm", "gru"]))
+def test_tokens_and_sixteen_bits(name: str, dtype: str) -> None:
     (device,) = fakes(1, at_once=2)
     model = zoo.make(name, hidden=16, vocabulary_size=50, dtype=dtype, max_batch=8)
     sentences = [[(i * 7 + j * 3) % 50 for j in range(length)] for i, length in enumerate(LENGTHS)]
-    assert_agrees(model, sentences, device, atol=atol)
+    assert_agrees(model, sentences, device, atol=NEAR[dtype])
     assert device.num_recurrent > 0
 
 

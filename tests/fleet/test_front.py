@@ -61,7 +61,7 @@ def test_requests_are_spread_and_answered_as_by_one_server(models):
         assert (of_one.status_code, "/v2/replicas/NUMBER" in of_one.json()["error"]) == (501, True)
         assert (await fleet.client.post("/v2/repository/models/scales/load")).status_code == 501
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "scales"))
 
 
 def test_a_full_fleet_refuses_before_its_replicas_hear_of_a_request(models, gate):
@@ -79,16 +79,27 @@ def test_a_full_fleet_refuses_before_its_replicas_hear_of_a_request(models, gate
         assert (await fleet.generate("gated", 3)).status_code == 200
 
     limits = Limits(max_in_flight=1, drain_seconds=LIMIT_S)
-    played(scenario, fleet_config(models[0], fleet=FleetConfig(replicas=2, router="round-robin"), limits=limits))
+    played(
+        scenario,
+        fleet_config(
+            models[0] / "scales",
+            models[0] / "gated",
+            fleet=FleetConfig(replicas=2, router="round-robin"),
+            limits=limits,
+        ),
+    )
 
 
 def test_large_bodies_have_a_connection_of_their_own(models):
     async def scenario(fleet):
-        many = 1 + MOST_BODY_BYTES // 3
-        answers = await asyncio.gather(fleet.generate("scales", [1] * many), fleet.generate("scales", [2, 2]))
+        many = 500
+        wide = json.dumps({"input_0": [1] * many}).replace(" ", " " * (1 + MOST_BODY_BYTES // many))
+        assert len(wide) > MOST_BODY_BYTES
+        large = fleet.client.post("/v2/models/scales/generate", content=wide)
+        answers = await asyncio.gather(large, fleet.generate("scales", [2, 2]))
         assert [answer.json()["output_0"] for answer in answers] == [many, 8]
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "scales"))
 
 
 def test_connections_to_replicas_are_used_again(models):
@@ -97,7 +108,7 @@ def test_connections_to_replicas_are_used_again(models):
             assert (await fleet.generate("scales", [n % 9])).status_code == 200
         assert all(one.cables[0].num_connections <= 2 for one in fleet.replicas.values()), "calls, and looks at it"
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "scales"))
 
 
 def test_streams_pass_value_by_value(models):
@@ -107,7 +118,7 @@ def test_streams_pass_value_by_value(models):
         values = [json.loads(line.removeprefix("data: "))["output_0"] for line in lines]
         assert values == [1, 2, 3, 4, 5]
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 def test_tritonclient_works_unchanged_with_tensors_and_sequences(models):
@@ -128,7 +139,7 @@ def test_tritonclient_works_unchanged_with_tensors_and_sequences(models):
         assert await asyncio.to_thread(ask, fleet.http) == [5, 14, 30]
         assert fleet.server.balancer.num_sequences == 0
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "scales"))
 
 
 def test_sequences_stay_where_they_began_and_are_spread(models):
@@ -145,7 +156,7 @@ def test_sequences_stay_where_they_began_and_are_spread(models):
         unknown = await fleet.generate("scales", [1], sequence_id=1)
         assert (unknown.status_code, "not open" in unknown.json()["error"]) == (400, True)
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "scales"))
 
 
 def test_a_request_whose_replica_ends_is_given_to_no_other_one(models, gate):
@@ -172,7 +183,7 @@ def test_a_request_whose_replica_ends_is_given_to_no_other_one(models, gate):
         fleet.launcher.hold.set()
         await fleet.wait_for(lambda: len(fleet.server.balancer.replicas) == 2)
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter", models[0] / "gated"))
 
 
 def test_a_request_that_has_not_reached_its_replica_is_given_to_another_one(models):
@@ -185,7 +196,7 @@ def test_a_request_that_has_not_reached_its_replica_is_given_to_another_one(mode
         assert fleet.server.front.num_retried > 0
         fleet.launcher.hold.set()
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 def test_a_request_is_tried_again_where_a_connection_fails_and_its_replica_goes_on(models, gate):
@@ -202,7 +213,7 @@ def test_a_request_is_tried_again_where_a_connection_fails_and_its_replica_goes_
         assert fleet.server.front.num_retried == 2
         assert sorted(fleet.server.balancer.replicas) == [0, 1]
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter", models[0] / "gated"))
 
 
 def test_without_replicas_the_answer_is_503_until_there_are_some(models):
@@ -220,7 +231,7 @@ def test_without_replicas_the_answer_is_503_until_there_are_some(models):
         await fleet.wait_for(lambda: len(fleet.server.balancer.replicas) == 2)
         assert (await fleet.generate("counter", 2)).status_code == 200
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 def test_sequences_of_a_dead_replica_end_with_an_error_that_says_so(models, gate):
@@ -242,7 +253,7 @@ def test_sequences_of_a_dead_replica_end_with_an_error_that_says_so(models, gate
         again = await fleet.generate("gated", 2, sequence_id=7, sequence_start=True, sequence_end=True)
         assert again.json()["output_0"] == [1, 2]
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "gated"))
 
 
 def test_a_stream_whose_replica_ends_gets_an_error_as_its_last_event(models, gate):
@@ -260,7 +271,7 @@ def test_a_stream_whose_replica_ends_gets_an_error_as_its_last_event(models, gat
         assert events[0]["output_0"] == 1
         assert "has ended" in events[-1]["error"]
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 def test_a_websocket_is_carried_and_closed_with_the_reason_when_its_replica_ends(models):
@@ -277,7 +288,7 @@ def test_a_websocket_is_carried_and_closed_with_the_reason_when_its_replica_ends
             assert (closed.value.rcvd.code, "replica" in closed.value.rcvd.reason) == (1011, True)
         await fleet.wait_for(lambda: fleet.server.balancer.num_sequences == 0)
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "scales"))
 
 
 def test_a_smaller_fleet_loses_no_request_and_no_sequence(models, gate):
@@ -298,7 +309,7 @@ def test_a_smaller_fleet_loses_no_request_and_no_sequence(models, gate):
         ends = [await fleet.generate("gated", 1, sequence_id=n, sequence_end=True) for n in (1, 2)]
         assert [end.json()["output_0"] for end in ends] == [[3], [3]]
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter", models[0] / "gated"))
 
 
 def test_a_rolling_update_replaces_all_replicas_while_requests_are_answered(models):
@@ -319,7 +330,7 @@ def test_a_rolling_update_replaces_all_replicas_while_requests_are_answered(mode
         assert not before & set(fleet.server.balancer.replicas)
         assert [one.config.trace_steps for one in fleet.replicas.values()] == [7, 7]
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 def test_a_replica_that_leaves_answers_first_what_it_was_asked_about_itself(models, monkeypatch):
@@ -350,7 +361,7 @@ def test_a_replica_that_leaves_answers_first_what_it_was_asked_about_itself(mode
         await updated
         assert leaving.state == "lost"
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 def test_the_fleet_grows_and_shrinks_with_its_open_sequences(models):
@@ -364,7 +375,7 @@ def test_the_fleet_grows_and_shrinks_with_its_open_sequences(models):
         await fleet.wait_for(lambda: len(balancer.replicas) == 1)
 
     rule = "sequences:target=2,least=1,most=3,every_s=0.02,cool_s=0"
-    played(scenario, fleet_config(models[0], fleet=FleetConfig(autoscale=rule)))
+    played(scenario, fleet_config(models[0] / "scales", fleet=FleetConfig(autoscale=rule)))
 
 
 def test_sequences_of_two_keys_are_apart_and_replicas_know_no_client_key(models, tmp_path):
@@ -386,7 +397,7 @@ def test_sequences_of_two_keys_are_apart_and_replicas_know_no_client_key(models,
         assert not {ann, bob} & set(fleet.launcher.keys.values())
         assert set(fleet.launcher.keys) > {"ann", "bob"}
 
-    config = fleet_config(models[0])
+    config = fleet_config(models[0] / "scales")
     played(scenario, msgspec.structs.replace(config, auth=msgspec.structs.replace(config.auth, keys=str(keys))))
 
 
@@ -398,14 +409,14 @@ def test_what_a_client_gives_up_is_given_up_at_the_replica(models, gate):
         assert fleet.server.balancer.waiting_s == 0
         gate.touch()
 
-    played(scenario, fleet_config(models[0], limits=Limits(drain_seconds=1)))
+    played(scenario, fleet_config(models[0] / "gated", limits=Limits(drain_seconds=1)))
 
 
 def test_keys_that_are_gone_count_no_more_at_once_and_new_ones_when_all_replicas_know_them(models, tmp_path):
     keys = tmp_path / "keys"
     ann, bob, cid = ("".join([letter] * 20) for letter in "abc")
     keys.write_text(f"ann:{ann}\n")
-    base = fleet_config(models[0], fleet=FleetConfig(replicas=1))
+    base = fleet_config(models[0] / "scales", fleet=FleetConfig(replicas=1))
     config = msgspec.structs.replace(base, auth=msgspec.structs.replace(base.auth, keys=str(keys)))
 
     async def scenario(fleet):

@@ -112,7 +112,7 @@ def test_what_is_no_request_is_refused_at_the_front(models, sent, status):
         assert b"application/json" in answer
         await serves(fleet)
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 def test_two_hundred_mutated_requests_harm_nobody_and_reach_no_replica_in_two_parts(models):
@@ -143,7 +143,7 @@ def test_two_hundred_mutated_requests_harm_nobody_and_reach_no_replica_in_two_pa
             assert not any(answer.startswith(b"HTTP/1.1 500") for answer in answers)
         await serves(fleet)
 
-    played(scenario, fleet_config(models[0], limits=small(body_seconds=1)))
+    played(scenario, fleet_config(models[0] / "counter", limits=small(body_seconds=1)))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_wrong_request_is_told_so(models, path, body, status):
         assert (answer.status_code, set(answer.json())) == (status, {"error"})
         await serves(fleet)
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter", models[0] / "scales"))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_no_way_of_writing_a_path_unloads_a_model_of_one_replica(models, path):
             assert ready.status_code == 200
         await serves(fleet)
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 def test_bodies_that_are_too_large_are_refused_declared_or_not(models):
@@ -204,7 +204,7 @@ def test_bodies_that_are_too_large_are_refused_declared_or_not(models):
         assert packed.status_code == 415
         await serves(fleet)
 
-    played(scenario, fleet_config(models[0], limits=small(max_body_bytes=100_000, body_seconds=2)))
+    played(scenario, fleet_config(models[0] / "counter", limits=small(max_body_bytes=100_000, body_seconds=2)))
 
 
 HALF_A_BODY = f"POST {COUNTER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000\r\n\r\n".encode() + b" " * 80_000
@@ -225,7 +225,10 @@ def test_unfinished_bodies_of_one_client_leave_room_for_others(models):
             writer.transport.abort()
         await serves(fleet)
 
-    played(scenario, fleet_config(models[0], limits=small(max_body_bytes=100_000, max_total_body_bytes=800_000)))
+    played(
+        scenario,
+        fleet_config(models[0] / "counter", limits=small(max_body_bytes=100_000, max_total_body_bytes=800_000)),
+    )
 
 
 def test_bytes_of_all_clients_together_are_bounded(models):
@@ -240,7 +243,10 @@ def test_bytes_of_all_clients_together_are_bounded(models):
             writer.transport.abort()  # half a body, and gone
         await serves(fleet)
 
-    played(scenario, fleet_config(models[0], limits=small(max_body_bytes=100_000, max_total_body_bytes=300_000)))
+    played(
+        scenario,
+        fleet_config(models[0] / "counter", limits=small(max_body_bytes=100_000, max_total_body_bytes=300_000)),
+    )
 
 
 # --- how slowly -------------------------------------------------------------------------------------------------------
@@ -259,7 +265,7 @@ def test_a_client_that_sends_half_is_given_up(models, half):
         assert (await said_to(fleet, half)).startswith(b"HTTP/1.1 408")
         await serves(fleet)
 
-    played(scenario, fleet_config(models[0], limits=small(body_seconds=0.5)))
+    played(scenario, fleet_config(models[0] / "counter", limits=small(body_seconds=0.5)))
 
 
 def test_who_does_not_read_a_stream_holds_up_nobody_and_is_left_in_the_end(models):
@@ -281,7 +287,7 @@ def test_who_does_not_read_a_stream_holds_up_nobody_and_is_left_in_the_end(model
             assert b"90000]" not in sent, "the stream was not left, it ended"
             writer.transport.abort()
 
-    played(scenario, fleet_config(models[0], limits=small(write_seconds=1, drain_seconds=5)))
+    played(scenario, fleet_config(models[0] / "counter", limits=small(write_seconds=1, drain_seconds=5)))
 
 
 def test_clients_that_vanish_leave_nothing_behind(models):
@@ -295,7 +301,7 @@ def test_clients_that_vanish_leave_nothing_behind(models):
                 writer.close()
         await serves(fleet)
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 # --- how many ---------------------------------------------------------------------------------------------------------
@@ -310,7 +316,7 @@ def test_connections_that_do_nothing_keep_nobody_out(models):
         for _, writer in held:
             writer.close()
 
-    played(scenario, fleet_config(models[0], limits=small(max_connections=16)))
+    played(scenario, fleet_config(models[0] / "counter", limits=small(max_connections=16)))
 
 
 def test_one_address_has_no_more_connections_than_one_may(models):
@@ -322,7 +328,7 @@ def test_one_address_has_no_more_connections_than_one_may(models):
             writer.close()
         await serves(fleet)
 
-    played(scenario, fleet_config(models[0], limits=small(max_client_connections=20)))
+    played(scenario, fleet_config(models[0] / "counter", limits=small(max_client_connections=20)))
 
 
 # --- who --------------------------------------------------------------------------------------------------------------
@@ -340,7 +346,7 @@ def test_pages_of_other_sites_are_refused(models):
                 assert answer.status_code == 403
         await serves(fleet)
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 def test_wrong_keys_are_slowed_down_and_right_ones_are_not(models, tmp_path):
@@ -357,7 +363,7 @@ def test_wrong_keys_are_slowed_down_and_right_ones_are_not(models, tmp_path):
         fleet.client.headers["x-api-key"] = "a" * 20
         await serves(fleet)
 
-    config = fleet_config(models[0])
+    config = fleet_config(models[0] / "counter")
     played(scenario, msgspec.structs.replace(config, auth=msgspec.structs.replace(config.auth, keys=str(keys))))
 
 
@@ -390,7 +396,12 @@ def test_a_replica_that_hangs_gets_nothing_until_it_goes_on_and_deadlines_are_an
         await fleet.wait_for(lambda: all(one.state == "open" for one in balancer.replicas.values()))
         await serves(fleet)
 
-    played(scenario, fleet_config(models[0], limits=small(hung_seconds=0.5), fleet=FleetConfig(replicas=2)))
+    played(
+        scenario,
+        fleet_config(
+            models[0] / "counter", models[0] / "gated", limits=small(hung_seconds=0.5), fleet=FleetConfig(replicas=2)
+        ),
+    )
 
 
 # --- over gRPC --------------------------------------------------------------------------------------------------------
@@ -442,7 +453,7 @@ def test_wrong_messages_over_grpc_harm_nobody(models):
         assert fleet.server.front.num_retried == 0
         await serves(fleet)
 
-    played(scenario, fleet_config(models[0], grpc_port=0))
+    played(scenario, fleet_config(models[0] / "counter", models[0] / "scales", grpc_port=0))
 
 
 def test_arrays_in_a_json_body_that_never_close_are_refused(models):
@@ -452,4 +463,4 @@ def test_arrays_in_a_json_body_that_never_close_are_refused(models):
             assert answer.status_code == 400
         await serves(fleet)
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))

@@ -41,7 +41,7 @@ def test_two_clients_that_choose_the_same_name_do_not_mix(models):
             assert again.json()["output_0"] == [1, 2]
         assert fleet.server.balancer.num_sequences == 0
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 @pytest.mark.parametrize("wrong", [{"priority": "high"}, {"deadline_ms": -1}, {"sequence_end": "yes"}])
@@ -54,7 +54,7 @@ def test_a_refused_chunk_ends_its_sequence_at_the_replica_that_has_it(models, wr
         assert (await ask(fleet, fleet.client, 1, sequence_start=True)).json()["output_0"] == [1]
         assert (await ask(fleet, fleet.client, 1, sequence_end=True)).json()["output_0"] == [2]
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 def test_open_conversations_go_on_until_they_end_when_the_fleet_stops(models):
@@ -92,7 +92,7 @@ def test_open_conversations_go_on_until_they_end_when_the_fleet_stops(models):
         assert await stopping
         client.close()
 
-    played(scenario, fleet_config(models[0], grpc_port=0))
+    played(scenario, fleet_config(models[0] / "counter", models[0] / "scales", grpc_port=0))
 
 
 def test_conversations_that_outlast_the_drain_are_told(models):
@@ -106,7 +106,12 @@ def test_conversations_that_outlast_the_drain_are_told(models):
             assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1001, "the server is being stopped")
             assert await stopping
 
-    played(scenario, fleet_config(models[0], limits=Limits(drain_seconds=0.2, sequence_idle_seconds=3600)))
+    played(
+        scenario,
+        fleet_config(
+            models[0] / "counter", models[0] / "scales", limits=Limits(drain_seconds=0.2, sequence_idle_seconds=3600)
+        ),
+    )
 
 
 def test_a_replica_that_leaves_hands_its_sequences_over_in_mid_stream(models):
@@ -142,9 +147,10 @@ def test_a_replica_that_leaves_hands_its_sequences_over_in_mid_stream(models):
         assert balancer.num_lost_sequences == 0
         await fleet.wait_for(lambda: balancer.num_sequences == 0)
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
+@pytest.mark.slow
 def test_a_websocket_goes_on_at_another_replica_when_its_own_leaves(models):
     """Its frames are sent ahead, and no answer is missing, twice or another's."""
 
@@ -178,7 +184,7 @@ def test_a_websocket_goes_on_at_another_replica_when_its_own_leaves(models):
         assert balancer.num_lost_sequences == 0
         await fleet.wait_for(lambda: balancer.num_sequences == 0)
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 def test_a_sequence_whose_state_cannot_go_elsewhere_goes_on_where_it_is(models):
@@ -195,7 +201,7 @@ def test_a_sequence_whose_state_cannot_go_elsewhere_goes_on_where_it_is(models):
             assert (await ask(fleet, other, 2)).status_code in (400, 409)
             assert (await ask(fleet, one, 1, sequence_end=True)).json()["output_0"] == [8]
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 @pytest.mark.parametrize("ends", ["never", "badly"])
@@ -226,7 +232,7 @@ def test_a_hand_over_that_does_not_end_leaves_its_sequence_where_it_is(models, m
             assert json.loads(await socket.recv())["output_0"] == [1, 2]
         assert (await ask(fleet, fleet.client, 1, sequence_end=True)).json()["output_0"] == [7]
 
-    played(scenario, fleet_config(models[0]))
+    played(scenario, fleet_config(models[0] / "counter"))
 
 
 def test_a_client_that_asks_for_the_state_survives_the_death_of_its_replica(models):
@@ -242,4 +248,4 @@ def test_a_client_that_asks_for_the_state_survives_the_death_of_its_replica(mode
         await fleet.wait_for(lambda: len(fleet.server.balancer.replicas) == 2)
 
     # The sequence is open for ever at the replica that is cut off: it does not wait for that when it is stopped
-    played(scenario, fleet_config(models[0], limits=Limits(drain_seconds=0.5, sequence_idle_seconds=3600)))
+    played(scenario, fleet_config(models[0] / "counter", limits=Limits(drain_seconds=0.5, sequence_idle_seconds=3600)))

@@ -9,6 +9,7 @@ from batchmaker.kernels.devices import modelled
 from batchmaker.kernels.nvrtc import Nvrtc
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.tuner import compiled_best
+from covering import covering
 
 TABLE_1 = [(hidden, batch) for hidden in (64, 256, 1024) for batch in (1, 10, 20, 64)]
 
@@ -48,8 +49,7 @@ def test_a_layer_of_each_cell(compiler, cell, arch):
     check(compiler, cell, "float32", 256, 10, arch)
 
 
-@pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("dtype", "arch"), covering(["bfloat16", "float16"], ["sm_90", "sm_80"]))
 def test_a_layer_of_each_type(compiler, dtype, arch):
     check(compiler, "lstm", dtype, 1024, 64, arch)
 

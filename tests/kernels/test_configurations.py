@@ -21,6 +21,7 @@ from batchmaker.kernels.configuration import (
 from batchmaker.kernels.cost import cost, ranked
 from batchmaker.kernels.devices import A100, H200, modelled
 from batchmaker.kernels.template import KernelConfig
+from covering import covering
 
 CELLS = ("lstm", "gru", "gru-before")
 
@@ -55,11 +56,12 @@ def test_every_candidate_can_run_and_computes_every_unit_and_row(cell, dtype, hi
     assert len(set(found)) == len(found)
 
 
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize(("hidden", "regime"), [(64, "block"), (256, "cluster"), (1024, "grid")])
-def test_sizes_take_the_regime_that_they_are_meant_for(cell, dtype, hidden, regime):
-    assert best(problem(hidden, 10, cell, dtype))[0].regime == regime
+REGIMES = {64: "block", 256: "cluster", 1024: "grid"}
+
+
+@pytest.mark.parametrize(("hidden", "dtype", "cell"), covering(REGIMES, ["float32", "bfloat16", "float16"], CELLS))
+def test_sizes_take_the_regime_that_they_are_meant_for(cell, dtype, hidden):
+    assert best(problem(hidden, 10, cell, dtype))[0].regime == REGIMES[hidden]
 
 
 @pytest.mark.parametrize("hidden", [1, 2, 3, 17, 63, 65, 100, 127, 333, 1000])

@@ -382,7 +382,7 @@ def test_a_setting_that_changes_is_seen_at_once(types_: CellRegistry, name: str)
     assert type(changed) is not Template
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     names=st.lists(st.sampled_from(sorted(READS)), min_size=1, max_size=4, unique=True),
     changes=st.lists(st.integers(-2, 3), max_size=12),

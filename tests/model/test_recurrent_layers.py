@@ -84,7 +84,7 @@ def check(module: nn.RNNBase, lengths: list[int], part: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(module=recurrent_modules(), lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5), part=st.integers(1, 4))
 def test_a_module_of_any_options_gives_what_torch_gives(module, lengths, part):
     check(module, lengths, part)

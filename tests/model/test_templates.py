@@ -268,7 +268,7 @@ def programs(draw: Any) -> Callable[..., Any]:
     return does
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(does=programs(), lengths=st.lists(st.integers(1, 3), min_size=3, max_size=12), seed=st.integers(0, 999))
 def test_with_templates_is_as_recorded_anew(
     serve: Callable[..., Serving], does: Callable[..., Any], lengths: list[int], seed: int
@@ -281,7 +281,7 @@ def test_with_templates_is_as_recorded_anew(
 
 
 @pytest.mark.slow
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=6),
     order=st.randoms(use_true_random=False),

@@ -11,6 +11,7 @@ from scheduler_harness import Harness, cell_type, chain, host
 from batchmaker import policies
 from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.beginning import behind_their_equals
+from covering import covering
 
 CELL, OTHER = cell_type(0, "cell", 2, sizes=(1, 2, 4)), cell_type(1, "other", 2, sizes=(1, 2, 4))
 LOW = 10**6
@@ -66,8 +67,7 @@ def test_in_a_flood_of_a_higher_priority_a_request_is_answered_and_strictly_it_i
     assert not Flood(policy, every=None, lasts=100).answered
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("policy", TYPES_BY_PRIORITY)
+@pytest.mark.parametrize(("policy", "workers"), covering(TYPES_BY_PRIORITY, [1, 2]))
 def test_so_is_one_that_uses_another_cell_than_half_of_the_flood(policy, workers):
     assert Flood(policy, cells=(CELL, OTHER), workers=workers).answered
     assert not Flood(policy, cells=(CELL, OTHER), workers=workers, every=None, lasts=100).answered

@@ -14,7 +14,7 @@ from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.depths import Depths
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(settings_of_a_run(), st.sampled_from(["agenda-remaining", "depth"]))
 def test_nothing_is_left_of_a_request_that_is_answered(run: dict[str, Any], policy: str) -> None:
     leave, num_left = Depths.leave, 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchmaker.scheduler.arena import Arena
@@ -15,6 +15,7 @@ counts = st.lists(st.integers(0, 40) | st.integers(0, 5000), max_size=12)
 
 
 @pytest.mark.parametrize("kind", [NODES, SUBGRAPHS, EDGES, SLOTS, EXTENTS])
+@settings(max_examples=30)
 @given(st.lists(st.tuples(counts, st.integers(0, 12)), max_size=8))
 def test_no_number_is_given_out_twice_and_the_tables_have_room_for_all(
     kind: int, turns: list[tuple[list[int], int]]

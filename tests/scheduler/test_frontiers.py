@@ -98,14 +98,14 @@ def compared(run: dict[str, Any], every: int = 1) -> int:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(settings_of_a_run())
 def test_counts_are_exact_for_any_programs_on_any_device(run: dict[str, Any]) -> None:
     compared(run | {"policy": "sufficient"})
 
 
 @pytest.mark.slow
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(settings_of_a_run())
 def test_counts_are_exact_where_nodes_follow_within_a_task(run: dict[str, Any]) -> None:
     compared(run | {"policy": "auto", "num_workers": 1, "task_s": 1.0})

@@ -17,6 +17,7 @@ from batchmaker.scheduler.commands import Admit, Reply, RunTask
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import CellTypeAdded, RequestArrived, RequestCancelled, RequestId, StepsFinished
 from batchmaker.scheduler.layout import ID, NUM_ROWS
+from covering import covering
 
 ROW = ValueSpec((), "int64")
 CHAIN = CellType(TypeId(0), "chain", (ROW, ROW), (ROW,), (1, 2, 4))
@@ -87,9 +88,12 @@ class Device:
                     self.rows.update({(table, row): node for table in task.keep.tables})
 
 
-@pytest.mark.parametrize("stops", [None, 1, 3])
-@pytest.mark.parametrize("policy", ["cellular:max_steps=1", "cellular:max_steps=5", "lazy", "agenda", "sufficient"])
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    ("at_once", "policy", "stops"),
+    covering(
+        [True, False], ["cellular:max_steps=1", "cellular:max_steps=5", "lazy", "agenda", "sufficient"], [None, 1, 3]
+    ),
+)
 def test_every_node_reads_the_rows_of_its_memory_in_order(policy: str, at_once: bool, stops: int | None) -> None:
     scheduler = Scheduler(make(policy), loops_ahead=True)
     device = Device(scheduler, stops)

@@ -93,7 +93,7 @@ def plainly(command: Command) -> tuple[Any, ...]:
     return (type(command).__name__, command.request)  # type: ignore[union-attr]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(situations())
 def test_without_rows_the_same_nodes_run_in_the_same_tasks(case: dict[str, Any]) -> None:
     planned, records = play(case, plan_rows=True)

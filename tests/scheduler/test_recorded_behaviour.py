@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from recorded_behaviour import SITUATIONS, recorded
 
-USUAL = 10
+USUAL = 20
 """One in so many situations is played by the tests that are not slow."""
 
 

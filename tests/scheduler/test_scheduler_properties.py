@@ -210,13 +210,13 @@ def check_within_tasks(run: dict[str, Any]) -> None:
     check(play(run | {"policy": "auto", "num_workers": 1, "task_s": run["task_s"] or 5.0, "waits": True}))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(settings_of_a_run())
 def test_any_programs_on_any_device_compute_what_their_graphs_say(run: dict[str, Any]) -> None:
     check_any(run)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(settings_of_a_run())
 def test_any_programs_compute_what_their_graphs_say_where_nodes_follow_within_a_task(run: dict[str, Any]) -> None:
     check_within_tasks(run)

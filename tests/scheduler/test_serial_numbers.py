@@ -32,7 +32,7 @@ def commands_from(harness: Harness, start: int, jumps: dict[int, int]) -> list[A
     return commands
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(
     run=settings_of_a_run(),
     start=st.sampled_from(STARTS) | st.integers(SERIAL_LIMIT - 60, SERIAL_LIMIT),

@@ -126,7 +126,7 @@ def test_lists_of_what_is_kept_that_nobody_needs_are_dropped_and_nobody_can_tell
     one.check_replay()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 4), st.integers(1, 2), st.booleans())
 def test_random_chunks_that_share_graphs_get_the_values_and_commands_of_others(
     monkeypatch, seed, max_steps, num_programs, num_workers, in_one_turn

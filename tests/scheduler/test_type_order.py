@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Harness, Program, cell_type, complete_tree, host
 
@@ -53,6 +53,7 @@ class Counting(CellularPolicy):
         return super().rank(view)
 
 
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6), st.booleans(), st.integers(0, 12)),

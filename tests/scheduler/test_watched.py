@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Harness, cell_type, chain, complete_tree
 
@@ -64,6 +64,7 @@ def requests(programs: Any) -> Any:
     return st.lists(one, min_size=1, max_size=6)
 
 
+@settings(max_examples=40)
 @given(
     requests(CLOSED) | requests(CLOSED | LOOPS),
     st.integers(1, 20),

@@ -238,7 +238,7 @@ def sorted_program(random_: random.Random, num_batches: int) -> tuple[int, list[
     return begin, batches
 
 
-@pytest.mark.parametrize("most_work", [0, 500, 20_000])
+@pytest.mark.parametrize("most_work", [0, 500, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_order_as_given_never_costs_less_however_little_is_tried(most_work, monkeypatch):
     monkeypatch.setattr(layout_module, "MOST_WORK", most_work)
     random_ = random.Random(most_work)

@@ -20,6 +20,7 @@ from batchmaker_papers.gatewise import CELLS, inputs_of
 from batchmaker_papers.planner.in_runs import planner
 from batchmaker_papers.planner.memory import memory_after, memory_before
 from batchmaker_papers.planner.plan import Plan, plan_cell
+from covering import covering
 
 APART, JOINED, PASSES_APART, PASSES_JOINED = 1, 2, 3, 4
 WAYS = [APART, JOINED, PASSES_APART, PASSES_JOINED]
@@ -74,12 +75,13 @@ def assert_same(
         assert all(map(torch.equal, given_rows, before))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-12), ("bfloat16", 3e-2)])
-@pytest.mark.parametrize("name", CELLS)
-def test_a_planned_cell_equals_the_one_written_gate_by_gate(name, dtype, tolerance, way):
+NEAR = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 3e-2}
+
+
+@pytest.mark.parametrize(("name", "dtype", "way"), covering(CELLS, NEAR, WAYS))
+def test_a_planned_cell_equals_the_one_written_gate_by_gate(name, dtype, way):
     module, inputs = gatewise(name, 16, dtype)
-    assert_same(module, inputs, planned(module, inputs, way), tolerance)
+    assert_same(module, inputs, planned(module, inputs, way), NEAR[dtype])
 
 
 @pytest.mark.slow
@@ -297,7 +299,7 @@ class Tagger(nn.Module):
         return torch.tanh(self.out(torch.cat((h, c), 1))), h, c
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS[::3], *[pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:3]]])
 def test_tokens_are_folded_and_states_stepped_in_a_planned_cell(monkeypatch, way):
     monkeypatch.setattr("batchmaker_papers.planner.plan.fastest", lambda ways: way)
     monkeypatch.setattr("batchmaker_papers.planner.in_runs.fastest_in_runs", lambda ways, num_step_inputs: 1)

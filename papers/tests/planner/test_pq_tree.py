@@ -179,7 +179,7 @@ def lines_run(work: Callable[[], object]) -> int:
     return lines
 
 
-@pytest.mark.parametrize("kind", ["pairs", "windows", "halves"])
+@pytest.mark.parametrize("kind", ["pairs", "windows", pytest.param("halves", marks=pytest.mark.slow)])
 def test_steps_grow_with_the_size_of_the_sets_alone(kind):
     per_element = []
     for num_elements in (100, 400, 1600):

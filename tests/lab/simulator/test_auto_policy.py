@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_models import CHAIN, NUMBER, PAIR, cell_type, chain, offered, pair, random_arrivals
 
@@ -315,6 +315,7 @@ def test_a_long_line_before_many_layers_is_answered_in_nearly_full_batches() -> 
     assert rows > 0.95 * 8, "small groups that join where others have left run through all layers alone"
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 2**32), st.booleans(), st.booleans())
 def test_every_request_is_answered_after_its_steps_and_the_same_comes_out_again(
     seed: int, told: bool, hurry: bool
@@ -387,6 +388,7 @@ def test_the_benchmark_leaves_out_policies_that_are_behind_in_everything_and_nev
     assert running == {*((0.3, policy) for policy in at_a_load), (waiting, "auto"), (waiting, "behind")}
 
 
+@pytest.mark.slow
 def test_a_result_of_the_benchmark_stays_current_until_the_policy_decides_otherwise(
     benchmark_script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_models import CHAIN, PAIR, chain, costs, offered, pair, random_arrivals
 
@@ -140,6 +140,7 @@ def fresh_policy(name: str) -> CellPolicy:
     return LazyPolicy() if name == "lazy" else CellularPolicy(3)
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.sampled_from(["cellular", "lazy"]))
 def test_work_is_conserved(seed: int, policy: str) -> None:
     requests, arrived_s, options = random_case(seed)
@@ -157,6 +158,7 @@ def test_work_is_conserved(seed: int, policy: str) -> None:
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(mine)), "two calls at once"
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.sampled_from(["cellular", "lazy"]))
 def test_one_worker_is_never_idle_while_a_request_is_unfinished(seed: int, policy: str) -> None:
     requests, arrived_s, _ = random_case(seed)
@@ -168,6 +170,7 @@ def test_one_worker_is_never_idle_while_a_request_is_unfinished(seed: int, polic
             assert not unfinished.any()
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 2**32), st.sampled_from(["cellular", "lazy"]))
 def test_a_simulation_is_the_same_to_the_bit(seed: int, policy: str) -> None:
     def once() -> Records:

@@ -96,8 +96,12 @@ def play_both(
     assert_alike(fast.run(), exact.run())
 
 
-@pytest.mark.parametrize("text", POLICIES)
-@settings(max_examples=15)
+OTHERS = {"cellular:max_steps=1", "lazy:benefit=no", "lazy:hopeless=veto"}
+"""Each of their settings comes with another policy, too."""
+
+
+@pytest.mark.parametrize("text", [pytest.param(text, marks=[pytest.mark.slow] * (text in OTHERS)) for text in POLICIES])
+@settings(max_examples=5)
 @given(seed=st.integers(0, 10_000))
 def test_every_policy_gives_the_same_answers_compiled(text: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -112,7 +116,7 @@ def test_every_policy_gives_the_same_answers_compiled(text: str, seed: int) -> N
 
 
 @pytest.mark.parametrize("text", ["auto", "auto:hopeless=ignore", "auto:max_steps=3"])
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 10_000), is_told=st.booleans(), has_sla=st.booleans())
 def test_auto_gives_the_same_answers_compiled(text: str, seed: int, is_told: bool, has_sla: bool) -> None:
     rng = np.random.default_rng(seed)

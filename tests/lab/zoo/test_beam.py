@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -17,6 +16,7 @@ from batchmaker.errors import InvalidRequestError, OptionError
 from batchmaker.lab import zoo
 from batchmaker.lab.zoo.beam import traced_back
 from batchmaker.lab.zoo.translation import BOS, EOS
+from covering import covering
 
 WORDS, HIDDEN = 12, 8
 
@@ -114,7 +114,7 @@ def engines():
 
 sources = st.lists(st.integers(0, WORDS - 1), min_size=1, max_size=12)
 requests_of = st.one_of(sources, st.fixed_dictionaries({"source": sources, "words": st.integers(1, 8)}))
-CASES = list(itertools.product(("cellular", "padded", "serial"), (1, 2)))
+CASES = covering(("cellular", "padded", "serial"), (1, 2))
 
 
 @pytest.mark.parametrize(("policy", "workers"), CASES)

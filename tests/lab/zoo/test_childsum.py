@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from batchmaker import Engine
 from batchmaker.errors import InvalidRequestError, OptionError
 from batchmaker.lab import datasets, zoo
 from batchmaker.lab.zoo.reference import reference
+from covering import covering
 
 WORDS = 20
 NEAR = {"atol": 1e-5, "rtol": 1e-5}
@@ -83,14 +83,14 @@ def engines():
         engine.stop()
 
 
-CASES = list(itertools.product(("cellular", "padded", "serial"), (1, 2)))
+CASES = covering(("cellular", "padded", "serial"), (1, 2))
 
 
 @pytest.mark.parametrize(("policy", "workers"), CASES)
 def test_each_policy_gives_what_the_paper_does(engines, policy, workers):
     model, engine = engines("state", policy, workers)
 
-    @settings(max_examples=8)
+    @settings(max_examples=4)
     @given(st.lists(graphs(), min_size=1, max_size=12))
     def check(requests):
         for result, request in zip(engine.map(requests, progress=False), requests, strict=True):
@@ -105,7 +105,7 @@ def test_every_word_gets_a_label_in_the_order_of_the_words(engines, policy):
     model, engine = engines("labels", policy, 1)
     scores = model.classify.module.scores
 
-    @settings(max_examples=8)
+    @settings(max_examples=4)
     @given(st.lists(graphs(), min_size=1, max_size=6))
     def check(requests):
         for result, request in zip(engine.map(requests, progress=False), requests, strict=True):

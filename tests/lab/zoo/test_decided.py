@@ -25,6 +25,7 @@ from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import Blueprint, blueprint
 from batchmaker.scheduler.commands import RunTask
+from covering import covering
 from insides import network_of
 
 WIDTH = 12
@@ -124,8 +125,7 @@ def live(model: Any, requests: list[Any], policy: str) -> Counter[str]:
     return rows
 
 
-@pytest.mark.parametrize("policy", ["cellular", "auto", "agenda"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "policy"), covering(NETWORKS, ["cellular", "auto", "agenda"]))
 def test_a_simulation_runs_the_rows_that_an_engine_runs(name, policy):
     model, requests = make(name), requests_of(name, 30)
     plan = Blueprint(name, model, computes=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from batchmaker.lab import zoo
 from batchmaker.lab.zoo.blueprint import blueprint
 from batchmaker.lab.zoo.reference import reference
 from batchmaker.lab.zoo.rnnt import BLANK
+from covering import covering
 from insides import network_of
 
 PITCHES, WIDTH = 5, 12
@@ -52,17 +54,20 @@ def requests_of(draw: Any, network: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def engines():
+def models():
+    """Networks by name, made at first use and kept."""
+    return cache(make)
+
+
+@pytest.fixture(scope="module")
+def engines(models):
     """Engines by network and policy, started at first use and kept."""
     made: dict[tuple[str, str], bm.Engine] = {}
-    networks: dict[str, Any] = {}
 
     def get(network: str, policy: str = "auto") -> tuple[Any, bm.Engine]:
-        if network not in networks:
-            networks[network] = make(network)
         if (network, policy) not in made:
-            made[network, policy] = bm.Engine(networks[network], policy, threads=1).start()
-        return networks[network], made[network, policy]
+            made[network, policy] = bm.Engine(models(network), policy, threads=1).start()
+        return models(network), made[network, policy]
 
     yield get
     for engine in made.values():
@@ -78,8 +83,7 @@ def check_close(result: Any, expected: Any) -> None:
 repeatable = settings(max_examples=5, derandomize=True)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(("network", "policy"), covering(NETWORKS, POLICIES))
 def test_each_policy_gives_what_the_network_gives_alone(engines, network, policy):
     model, engine = engines(network, policy)
 
@@ -93,8 +97,8 @@ def test_each_policy_gives_what_the_network_gives_alone(engines, network, policy
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_a_closed_batch_gives_what_each_request_gives_alone(engines, network):
-    model, _ = engines(network)
+def test_a_closed_batch_gives_what_each_request_gives_alone(models, network):
+    model = models(network)
 
     @repeatable
     @given(st.lists(requests_of(network), min_size=1, max_size=12))
@@ -124,8 +128,8 @@ def transduced(model: Any, frames: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("network", TRANSDUCERS)
-def test_a_transducer_writes_what_its_equations_say(engines, network):
-    model, _ = engines(network)
+def test_a_transducer_writes_what_its_equations_say(models, network):
+    model = models(network)
     utterances = [utterance(n, n) for n in range(1, 30)]
     texts = [text.tolist() for text in model.batched(utterances)]
     assert texts == [transduced(model, frames) for frames in utterances]
@@ -133,7 +137,7 @@ def test_a_transducer_writes_what_its_equations_say(engines, network):
     assert min(map(len, texts)) < 3 < max(map(len, texts))
 
 
-@pytest.mark.parametrize("most", [1, 2, 4])
+@pytest.mark.parametrize("most", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_transducer_that_never_says_blank_writes_its_most_symbols_at_each_frame(most):
     model = make("rnnt", max_symbols=most)
     network_of(model).joint.scores.bias[BLANK] = -1e9
@@ -159,8 +163,7 @@ def test_symbols_stream(engines, network):
     assert [list(answer) for answer in answers] == [model.alone(frames).tolist() for frames in utterances]
 
 
-@pytest.mark.parametrize("policy", ["auto", "cellular"])
-@pytest.mark.parametrize("network", TRANSDUCERS)
+@pytest.mark.parametrize(("network", "policy"), covering(TRANSDUCERS, ["auto", "cellular"]))
 def test_the_chunks_of_a_live_stream_give_the_symbols_of_the_whole(engines, network, policy):
     model, engine = engines(network, policy)
     cuts = st.lists(st.integers(1, 9), min_size=1, max_size=6)
@@ -198,8 +201,8 @@ def test_a_chunk_without_a_result_is_sent_again(engines):
 
 
 @pytest.mark.parametrize("network", ["early-exit", "early-exit-scores"])
-def test_requests_leave_after_different_blocks(engines, network):
-    model, _ = engines(network)
+def test_requests_leave_after_different_blocks(models, network):
+    model = models(network)
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(400, WIDTH))).float()
     left = []
     with torch.no_grad():
@@ -243,7 +246,7 @@ def test_each_expert_is_chosen_and_weighted_by_its_probability(engines):
     check_close(torch.stack(list(engine.map(requests, progress=False))), torch.stack(expected))
 
 
-@pytest.mark.parametrize("network", ["rnnt", "early-exit-scores", "experts"])
+@pytest.mark.parametrize("network", ["rnnt", "early-exit-scores", pytest.param("experts", marks=pytest.mark.slow)])
 def test_weights_may_be_bfloat16(network):
     """One rounded number can decide otherwise, so only what holds for every decision is compared."""
     model = make(network, dtype="bfloat16")
@@ -263,8 +266,7 @@ BAD: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("policy", ["cellular", "padded"])
-@pytest.mark.parametrize("network", BAD)
+@pytest.mark.parametrize(("network", "policy"), covering(BAD, ["cellular", "padded"]))
 def test_a_bad_request_fails_alone_and_says_what_was_wanted(engines, network, policy):
     model, engine = engines(network, policy)
     answers = [(engine.submit(bad), engine.submit(model.example_request)) for bad in BAD[network]]

@@ -18,6 +18,7 @@ from batchmaker.lab.zoo.mamba import MambaModel
 from batchmaker.lab.zoo.parts import seeded
 from batchmaker.lab.zoo.reference import interpreted
 from batchmaker.lab.zoo.rwkv import RwkvModel
+from covering import covering
 from insides import network_of
 
 WORDS = 40
@@ -68,8 +69,7 @@ def engines():
         engine.stop()
 
 
-@pytest.mark.parametrize("policy", ["cellular", "auto", "padded", "serial"])
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(("name", "policy"), covering(TINY, ["cellular", "auto", "padded", "serial"]))
 def test_each_policy_gives_what_a_request_gives_alone(engines, name, policy):
     model, engine = engines(name, policy)
 
@@ -142,9 +142,15 @@ def test_a_bad_request_fails_alone_and_says_why(engines, policy):
         assert answered.result().tolist() == model.alone([1, 2]).tolist()
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_a_saved_network_answers_as_before(name, tmp_path):
-    model = make(name)
+one_layer_or_all = pytest.mark.parametrize(
+    ("name", "options"),
+    [("mamba", {"layers": 1}), *[pytest.param(name, {}, id=name, marks=pytest.mark.slow) for name in TINY]],
+)
+
+
+@one_layer_or_all
+def test_a_saved_network_answers_as_before(name, options, tmp_path):
+    model = make(name, **options)
     bm.save(model, tmp_path / "saved")
     request = {"prompt": [3, 4, 5], "max_tokens": 8, "temperature": 1.0, "seed": 3}
     with bm.Engine(bm.load(tmp_path / "saved"), threads=1) as engine:
@@ -152,9 +158,9 @@ def test_a_saved_network_answers_as_before(name, tmp_path):
     assert [text.tolist() for text in texts] == [model.alone(request).tolist(), model.alone([3, 4, 5]).tolist()]
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_bfloat16_keeps_its_sums_in_float32(name):
-    model = make(name, dtype="bfloat16", eos=None)
+@one_layer_or_all
+def test_bfloat16_keeps_its_sums_in_float32(name, options):
+    model = make(name, dtype="bfloat16", eos=None, **options)
     with bm.Engine(model, threads=1) as engine:
         text = engine.submit({"prompt": [3, 4, 5], "max_tokens": 7}).result()
     assert len(text) == 7
@@ -187,10 +193,10 @@ def test_impossible_options_are_refused():
 # --- transformers ----------------------------------------------------------------------------------------------------
 
 
-def of_transformers(name: str) -> Any:
+def of_transformers(name: str, layers: int = 3) -> Any:
     """A small model of transformers with random weights."""
     transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 3, "eos_token_id": 2}
+    sizes = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": layers, "eos_token_id": 2}
     if name == "rwkv":
         config = transformers.RwkvConfig(**sizes, rescale_every=2, attention_hidden_size=16, intermediate_size=24)
         model = transformers.RwkvForCausalLM(config).eval()
@@ -204,24 +210,36 @@ def of_transformers(name: str) -> Any:
 OURS: dict[str, Any] = {"rwkv": RwkvModel, "mamba": MambaModel}
 
 
+PROMPTS = torch.from_numpy(np.random.default_rng(0).integers(3, WORDS, (6, 9)))
+
+
+def theirs_and_ours(name: str, has_run: bool) -> tuple[Any, Any]:
+    """A model of transformers, and the same as one of ours. RWKV divides its weights when it first runs."""
+    theirs = of_transformers(name)
+    if has_run:
+        with torch.no_grad():
+            theirs(PROMPTS[:1])
+    return theirs, OURS[name].of(theirs, max_batch=8)
+
+
 @pytest.mark.parametrize("has_run", [False, True])
 @pytest.mark.parametrize("name", OURS)
-def test_a_model_of_transformers_gives_the_same_scores_and_words(name, has_run):
-    theirs = of_transformers(name)
-    prompts = torch.from_numpy(np.random.default_rng(0).integers(3, WORDS, (6, 9)))
-    if has_run:  # RWKV divides its weights when it first runs
-        with torch.no_grad():
-            theirs(prompts[:1])
-    model = OURS[name].of(theirs, max_batch=8)
+def test_a_model_of_transformers_gives_the_same_scores(name, has_run):
+    theirs, model = theirs_and_ours(name, has_run)
     with torch.no_grad():
-        expected, network = theirs(prompts).logits, network_of(model)
+        expected, network = theirs(PROMPTS).logits, network_of(model)
         state = network.start(6)
         for step in range(9):
-            x, state = network.through(prompts[:, step], state)
+            x, state = network.through(PROMPTS[:, step], state)
             torch.testing.assert_close(network.head(x), expected[:, step], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "has_run"), covering(OURS, [False, True]))
+def test_a_model_of_transformers_gives_the_same_words(name, has_run):
+    theirs, model = theirs_and_ours(name, has_run)
     with bm.Engine(model, threads=1) as engine:
-        texts = engine.map([{"prompt": prompt, "max_tokens": 12} for prompt in prompts.numpy()], progress=False)
-    for prompt, text in zip(prompts, texts, strict=True):
+        texts = engine.map([{"prompt": prompt, "max_tokens": 12} for prompt in PROMPTS.numpy()], progress=False)
+    for prompt, text in zip(PROMPTS, texts, strict=True):
         assert text.tolist() == greedy(theirs, prompt, 12)
 
 
@@ -298,11 +316,10 @@ class Writer(bm.Model):
 
 
 def test_a_step_of_transformers_mamba_is_a_cell_as_it_is():
-    theirs = of_transformers("mamba")
-    prompts = torch.from_numpy(np.random.default_rng(0).integers(3, WORDS, (6, 9)))
+    theirs = of_transformers("mamba", layers=2)
     with bm.Engine(Writer(theirs), threads=1) as engine:
-        texts = engine.map(list(prompts.numpy()), progress=False)
-    assert [text.tolist() for text in texts] == [greedy(theirs, prompt, 12) for prompt in prompts]
+        texts = engine.map(list(PROMPTS.numpy()), progress=False)
+    assert [text.tolist() for text in texts] == [greedy(theirs, prompt, 12) for prompt in PROMPTS]
 
 
 class Bytes:
@@ -310,12 +327,18 @@ class Bytes:
     decode = staticmethod(lambda tokens: bytes(tokens).decode(errors="replace"))
 
 
-def test_a_model_with_a_tokenizer_answers_completions(tmp_path):
+def test_a_model_with_a_tokenizer_answers_completions():
     model = make("rwkv", vocabulary_size=256)
     assert model.serving_completions() is None
     model.tokenizer = Bytes()
     answered = model.serving_completions()
     assert (answered.encode("ab"), answered.decode([97]), answered.end) == ([97, 98], "a", 2)
+
+
+@pytest.mark.slow
+def test_a_tokenizer_is_not_saved(tmp_path):
+    model = make("rwkv", vocabulary_size=256)
+    model.tokenizer = Bytes()
     bm.save(model, tmp_path / "saved")
     assert bm.load(tmp_path / "saved").serving_completions() is None
 

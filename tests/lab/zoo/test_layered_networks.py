@@ -16,6 +16,7 @@ from batchmaker.errors import InvalidRequestError, OptionError
 from batchmaker.lab import zoo
 from batchmaker.lab.zoo.parts import seeded
 from batchmaker.lab.zoo.reference import PlainTypes, interpreted, reference
+from covering import covering
 from insides import network_of
 
 WORDS = 40
@@ -101,8 +102,7 @@ def check_close(result: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(result, expected, atol=1e-5 * scale, rtol=0)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(("name", "policy"), covering(TINY, POLICIES))
 def test_each_policy_gives_what_the_network_gives_alone(engines, name, policy):
     model, engine = engines(name, policy)
 

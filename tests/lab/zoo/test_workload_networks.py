@@ -97,7 +97,7 @@ def engines():
 def test_requests_together_give_what_each_gives_node_by_node(engines, network):
     model, engine = engines(network)
 
-    @settings(max_examples=8)
+    @settings(max_examples=4)
     @given(st.lists(requests_of(network), min_size=1, max_size=12))
     def check(requests):
         results = engine.map(requests, progress=False)

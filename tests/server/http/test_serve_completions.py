@@ -146,6 +146,7 @@ def test_the_end_token_is_one_of_the_tokens_of_the_models_own_protocol(server):
     assert answer.json["output_0"] == [97, 46, END]
 
 
+@pytest.mark.slow
 def test_a_call_without_a_key_is_told_so_in_openais_form(serve, monkeypatch):
     monkeypatch.setenv("BATCHMAKER_API_KEYS", "ann:0123456789abcdef")
     server = serve(PARROT)

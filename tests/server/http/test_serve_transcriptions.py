@@ -586,6 +586,7 @@ def test_live_sound_of_many_is_each_written_as_alone(server, model):
     assert with_client(server, work) == [model.plain(floats(pcm)) for pcm in utterances]
 
 
+@pytest.mark.slow
 def test_a_client_that_sends_all_at_once_is_slowed_down_and_answered(server, model):
     pcm = sound(20.0, seed=9)
 
@@ -687,6 +688,7 @@ async def first_error(connection: Any) -> tuple[list[Any], Any]:
     return before, event
 
 
+@pytest.mark.slow
 def test_no_session_begins_when_no_sequence_is_free_and_one_does_when_it_is(serve, tmp_path):
     server = configured(serve, tmp_path, "[limits]\nmax_sequences = 1")
 
@@ -763,7 +765,7 @@ def test_a_server_that_stops_lets_a_session_end_its_utterance(serve, tmp_path, m
 
 def test_a_model_that_is_unloaded_answers_files_as_a_whole_and_closes_sessions(serve, tmp_path, model):
     server = configured(serve, tmp_path, "[limits]\ndrain_seconds = 1000")
-    pcm = sound(60.0, seed=12)
+    pcm = sound(20.0, seed=12)
 
     async def work(client: openai.AsyncOpenAI) -> None:
         async with client.realtime.connect(model="scribe") as connection:

@@ -280,13 +280,13 @@ def test_when_all_calls_are_open_a_stream_that_waits_for_its_client_gives_way():
 @pytest.mark.parametrize("path", [CHECK, WATCH, LIVE, INFER])
 def test_a_call_that_sends_no_message_is_given_up(path):
     async def work():
-        async with running(body_seconds=1) as there:
+        async with running(body_seconds=0.25) as there:
             with closing(there.connected()) as (client,):
                 client.call(1, path)
-                assert "did not arrive within 1 seconds" in await status_of(client, 1)
+                assert "did not arrive within 0.25 seconds" in await status_of(client, 1)
                 client.call(3, path)
                 client.send(data(3, framed(b"abc", length=9)))
-                assert "did not arrive within 1 seconds" in await status_of(client, 3)
+                assert "did not arrive within 0.25 seconds" in await status_of(client, 3)
             await until(lambda: not there.bodies.held)
 
     asyncio.run(work())

@@ -569,6 +569,11 @@ def test_a_model_that_takes_sequences_alone_says_so_and_refuses_other_requests(s
     for marks in ({"sequence_start": True}, {"sequence_end": True}):
         body = {"input_0": [1, 2], "parameters": {"sequence_id": 7, **marks}}
         assert server.post("/v2/models/lstm/generate", body).status == 200
+
+
+@pytest.mark.slow
+def test_a_model_that_takes_sequences_alone_has_no_policy_of_whole_requests(serve, tmp_path):
+    config = "[[models]]\nsource = 'lstm'\noptions = {hidden = 4, vocabulary_size = 9}\nsequences_only = true"
     (tmp_path / "server.toml").write_text(config + "\npolicy = 'padded'")
     with pytest.raises(AssertionError, match="sequences_only: it has no unfold_chunk, or its policy batches"):
         serve("--config", tmp_path / "server.toml")

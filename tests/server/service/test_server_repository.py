@@ -6,6 +6,7 @@ import asyncio
 import gc
 import shutil
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,12 +39,26 @@ def rows(width) -> InferRequest:
     return InferRequest((Tensor("rows", "FP32", np.ones((2, width), np.float32)), start))
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """`counter`, and version 2 of `sums`; version 10 of it lies beside them, as `wider`."""
+    saved = tmp_path_factory.mktemp("saved")
+    bm.save(Counter(), saved / "models" / "counter")
+    (saved / "models" / "sums").mkdir()
+    bm.save(Sums(2), saved / "models" / "sums" / "2")
+    bm.save(Sums(3), saved / "wider")
+    return saved
+
+
 @pytest.fixture
-def folder(tmp_path):
-    bm.save(Counter(), tmp_path / "counter")
-    (tmp_path / "sums").mkdir()
-    bm.save(Sums(2), tmp_path / "sums" / "2")
-    return tmp_path
+def folder(saved, tmp_path):
+    return Path(shutil.copytree(saved / "models", tmp_path / "models"))
+
+
+@pytest.fixture
+def add_wider(saved, folder):
+    """A function that adds version 10 of `sums`."""
+    return lambda: shutil.copytree(saved / "wider", folder / "sums" / "10")
 
 
 def run(repository, body):
@@ -66,8 +81,8 @@ def states(lines):
     return [(line.name, line.version, line.state) for line in lines]
 
 
-def test_the_newest_version_answers_unless_another_is_named(folder):
-    bm.save(Sums(3), folder / "sums" / "10")
+def test_the_newest_version_answers_unless_another_is_named(folder, add_wider):
+    add_wider()
     repository = make(folder, versions="all")
 
     async def body():
@@ -80,14 +95,14 @@ def test_the_newest_version_answers_unless_another_is_named(folder):
     run(repository, body)
 
 
-def test_loading_again_brings_a_new_version_and_drains_the_old_one(folder):
+def test_loading_again_brings_a_new_version_and_drains_the_old_one(folder, add_wider):
     repository = make(folder)
 
     async def body():
         old = repository.get("counter")
         waiting = asyncio.create_task(old.infer(count_to(300)))
         await asyncio.sleep(0)
-        bm.save(Sums(3), folder / "sums" / "10")
+        add_wider()
         await repository.load("sums")
         await repository.load("counter")
         assert waiting.done()  # loading ends when what was served before has finished
@@ -179,11 +194,11 @@ def test_a_name_that_is_not_listed_is_not_found(folder, name):
     run(repository, body)
 
 
-def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(folder, caplog):
+def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(folder, add_wider, caplog):
     repository = make(folder)
 
     async def body():
-        bm.save(Sums(3), folder / "sums" / "10")
+        add_wider()
         next((folder / "sums" / "10").glob("*.safetensors")).write_bytes(b"broken")
         with pytest.raises(ServiceError, match="cannot be loaded; the server's log says why"):
             await repository.load("sums")
@@ -379,7 +394,7 @@ def no_collector():
 
 
 @pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("frozen", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_what_a_replaced_or_unloaded_model_held_is_freed_when_it_has_ended(folder, frozen):
     repository = make(folder)
 

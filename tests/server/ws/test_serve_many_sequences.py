@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import random
+import socket
 from contextlib import suppress
 from typing import Any
 
@@ -316,6 +317,7 @@ def test_a_client_that_vanishes_within_a_message_frees_all_its_sequences(server)
     connection.send(b"".join(frame(number, LONG, BEGIN) for number in range(10)))
     server.wait_for(lambda: server.metric("batchmaker_open_sequences") == 10)
     connection.socket.sendall(b"\x82\xfe\x01\x00")  # the head of a message of which no more comes
+    connection.socket.shutdown(socket.SHUT_RDWR)  # to close it alone ends nothing while the client's thread reads it
     connection.socket.close()
 
 

@@ -10,6 +10,7 @@ from batchmaker.errors import OptionError
 from batchmaker.fleet.routing import RULES
 from batchmaker.fleet.scaling import ScalingRule
 from batchmaker.lab.simulator.fleet.records import ANSWERED, FAILED, WAITING, FleetRecords
+from covering import covering
 
 ONE_STEP_S = 2.2e-4  # of one row
 
@@ -18,8 +19,7 @@ def p99(records: FleetRecords) -> float:
     return float(np.percentile(records.finished_s - records.arrived_s, 99))
 
 
-@pytest.mark.parametrize("fidelity", ["exact", "fast"])
-@pytest.mark.parametrize("router", sorted(set(RULES) - {"sticky"}))
+@pytest.mark.parametrize(("router", "fidelity"), covering(sorted(set(RULES) - {"sticky"}), ["exact", "fast"]))
 def test_every_request_is_answered_once(fidelity: str, router: str) -> None:
     steps, arrived_s = drawn(250, 3000, seed=1)
     records = play(fidelity, work_of(model_of(8), steps, arrived_s), router)
