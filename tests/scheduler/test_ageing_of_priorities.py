@@ -81,7 +81,7 @@ def test_so_is_one_that_uses_another_cell_than_half_of_the_flood(policy, workers
 def test_it_takes_at_most_eight_times_as_long_as_with_equal_priorities(policy, priority, steps, at_s, length, workers):
     """Where all tasks take equally long: turns are counted, not seconds."""
     facts = {"steps": steps, "at_s": float(at_s), "length": length, "workers": workers}
-    equal = Flood(policy, priority=0, lasts=60, **facts)
+    equal = Flood(policy, priority=0, lasts=100, **facts)
     assert equal.answered
     aged = Flood(policy, priority=priority, lasts=int(AGED_EVERY * (equal.took_s + 1) + at_s + 2), **facts)
     assert aged.took_s <= AGED_EVERY * (equal.took_s + 1)
