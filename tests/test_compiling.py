@@ -213,7 +213,6 @@ print(json.dumps(sorted(f"{module}.{name}" for module, name, _ in learnt(json.lo
 """
 
 
-@pytest.mark.slow
 def test_a_start_needs_just_the_loops_that_are_compiled_ahead_and_each_in_one_form() -> None:
     """For an engine of a plain LSTM: what the processes are told to compile is what it loads, no less and no more."""
     for _ in range(2):  # the first may be the first of this installation
