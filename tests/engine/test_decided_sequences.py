@@ -638,3 +638,55 @@ def test_compiled_loops_in_branches_and_bodies_end_at_their_values() -> None:
     if not numba.config.DISABLE_JIT:
         assert "compiled loop" in said.split("greedy")[1].split("\n")[0]
     assert_balanced(engine)
+
+
+class Plus(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+class Positive(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 0] > 0
+
+
+class Keeper(bm.Model):
+    """Keeps its first chunk. Answers the chunk, to which what is kept was added if the chunk is above zero."""
+
+    def __init__(self) -> None:
+        self.plus, self.positive = bm.Cell(Plus(), max_batch=8), bm.Cell(Positive(), max_batch=8)
+
+    def unfold(self, x: Any) -> Any:
+        return self.unfold_chunk(x, None)[0]
+
+    def unfold_chunk(self, x: Any, state: Any) -> Any:
+        x = self.plus(x, torch.zeros(2))
+        kept = x if state is None else state[0]
+        (found,) = bm.cond(self.positive(x), lambda: (self.plus(kept, x),), lambda: (x,))
+        return found, (kept,)
+
+
+def test_a_state_that_passes_a_chunk_unchanged_is_kept_whatever_the_chunk_decides() -> None:
+    with bm.Engine(Keeper(), threads=1) as engine, engine.open_sequence() as sequence:
+        answers = [sequence.submit(torch.full((2,), float(k))).result().tolist() for k in (1, 10, 100, 1000)]
+    assert answers == [[2.0] * 2, [11.0] * 2, [101.0] * 2, [1001.0] * 2]
+
+
+class Summed(bm.Model):
+    """x, to which numbers are added one after the other if it is above zero."""
+
+    def __init__(self) -> None:
+        self.plus, self.positive, self.same = bm.Cell(Plus()), bm.Cell(Positive()), bm.Cell(nn.Identity())
+
+    def unfold(self, numbers: Any, x: Any) -> Any:
+        x = self.same(x)
+        return bm.cond(self.positive(x), lambda: (self.plus.run(numbers, x),), lambda: (x,))[0]
+
+
+def test_a_run_over_nothing_in_a_branch_gives_its_first_state() -> None:
+    asked = [(count, sign) for count in (0, 2, 0, 3) for sign in (1.0, -1.0)]
+    requests = [{"numbers": torch.ones(count, 2), "x": torch.full((2,), sign)} for count, sign in asked]
+    with bm.Engine(Summed(), threads=1) as engine:
+        for _ in range(3):
+            answers = engine.map(requests, progress=False)
+            assert [answer.tolist() for answer in answers] == [[sign + count * (sign > 0)] * 2 for count, sign in asked]

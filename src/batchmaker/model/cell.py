@@ -391,6 +391,9 @@ class Cell:
         count, first = len(sequences), len(self.memories)
         given = enumerate((*sequences, *state), start=first)
         asked = [(self, port, one, port < first + count) for port, one in given]
+        if state and all(map(is_empty, sequences)):  # nothing runs: the state is the result
+            scope, placed, _ = scope.decisions.place(asked[count:], ())
+            return scope, sequences, tuple(placed), None
         scope, placed, read = scope.decisions.place(asked, self._reads(memory), may_have_size=True)
         return scope, placed[:count], None if init is None else tuple(placed[count:]), self._as_given(read)
 

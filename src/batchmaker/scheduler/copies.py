@@ -311,8 +311,13 @@ class GraphCopies:
 
 @compiled_within
 def earlier_node(state: State, slot: int, local: int) -> int:
-    """Return the number of a local node of a request: its own, or a stored node of its sequence."""
+    """Return the number of a local node of a request: its own, or a stored node of its sequence.
+
+    Own local numbers begin with those of the first extent. What values have decided has extents that count from 0.
+    """
     extent = state.requests[FIRST, slot]
+    if extent != NOWHERE and local < state.extents[FIRST_LOCAL, extent]:
+        return int(state.requests[STORED, slot] + local)
     while extent != NOWHERE:
         place = local - state.extents[FIRST_LOCAL, extent]
         if 0 <= place < state.extents[NUM_NODES, extent]:
