@@ -391,7 +391,7 @@ class Cell:
         count, first = len(sequences), len(self.memories)
         given = enumerate((*sequences, *state), start=first)
         asked = [(self, port, one, port < first + count) for port, one in given]
-        if state and all(map(is_empty, sequences)):  # nothing runs: the state is the result
+        if sequences and state and all(map(is_empty, sequences)):  # nothing runs: the state is the result
             scope, placed, _ = scope.decisions.place(asked[count:], ())
             return scope, sequences, tuple(placed), None
         scope, placed, read = scope.decisions.place(asked, self._reads(memory), may_have_size=True)
