@@ -114,7 +114,7 @@ def is_empty(sequence: Any) -> bool:
     if type(sequence) is StandIn:
         return sequence.is_sequence and len(sequence) == 0
     if kind is ValueSequence:
-        return len(sequence.numbers) == 0
+        return not sequence.open_ended and len(sequence.numbers) == 0
     if kind is Value:
         return bool(sequence.spec.shape[:1] == (0,))
     if isinstance(sequence, np.ndarray | torch.Tensor):
