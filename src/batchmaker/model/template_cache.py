@@ -161,12 +161,16 @@ class TemplateCache:
             return
         if template is not None:  # some of its values could not be laid out, or what it reads has just changed
             return
-        if self._known.get(shape) is None:
+        known = self._known.get(shape)
+        if known is None:
             self._note(shape, _SEEN)
             read_source(type(model).unfold if before is None else type(model).unfold_chunk)  # as the engine starts
             return
         try:
-            template = prove(model, types, self._cells, request, self._max_nodes, before, shape[3])
+            if type(known) is Template and known.guard.holds():  # proved since this turn began
+                template = known
+            else:
+                template = prove(model, types, self._cells, request, self._max_nodes, before, shape[3])
             difference = self._difference(template, leaves, unfolding)
         except (UnprovenError, Looked) as error:
             self._refuse(shape, model, function, str(error) or "a value of the request is part of its graph")
@@ -177,7 +181,7 @@ class TemplateCache:
         else:
             if difference is not None:
                 self._give_up(model, function, f"{difference} was another for a request of the same shape")
-            else:
+            elif template is not known:
                 template.loops = dict(unfolding.loops)  # with the functions that end them, which do not ask
                 self._keep(shape, function, template)
 
