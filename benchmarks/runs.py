@@ -110,8 +110,8 @@ OLDER: Final = frozenset((
     "ed-batch-sizes.json", "planner.json", "gpu.json", "default-policy-live.json", "short-decoders.json",
     "serving-overload-lstm.json", "default-policy.json", "default-policy-costs.json",
     "kernel-configurations.json", "gpu-kernels.json", "soak-memory.json", "soak-requests.json",
-    "deterministic.json", "pq-tree.json", "live-beside.json", "live-sizes.json", "live-streams.json",
-    "hand_written.json", "moved-sequences.json",
+    "deterministic.json", "pq-tree.json", "live-beside.json", "live-sizes.json",
+    "hand_written.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""
