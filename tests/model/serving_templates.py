@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,15 @@ class Serving:
             self.templates.recorded(sight, self.model, self.types, request, before, fresh)
         fresh.after = self.templates.canonical(fresh.after)
         return fresh
+
+    def ask_together(self, requests: Sequence[Any]) -> None:
+        """Unfold requests of one turn, for whose shapes there is no template when it begins."""
+        sights = self.templates.look([(0, request, None) for request in requests])
+        for request, sight in zip(requests, sights, strict=True):
+            fresh = Unfolding(self.model, self.types, request)
+            fresh.start()
+            if sight is not None:
+                self.templates.recorded(sight, self.model, self.types, request, None, fresh)
 
     def has_template(self, *requests: Any) -> bool:
         """Whether the last request was served from a template, once those before it had been."""

@@ -20,7 +20,7 @@ from batchmaker.model.registry import CellRegistry
 from batchmaker.model.sequence_state import KeptState
 from batchmaker.model.template_cache import TemplateCache
 from batchmaker.model.template_values import gather
-from batchmaker.model.templates import Template
+from batchmaker.model.templates import Template, prove
 from batchmaker.model.unfolding import Unfolding
 
 
@@ -96,6 +96,22 @@ def test_requests_of_a_shape_are_unfolded_twice_and_then_stand_as_templates(
     assert kinds[:2] == [Unfolding, Unfolding]
     assert kinds[2:] == [Template] * 10
     assert serving.templates.num_templates == 1
+
+
+def test_requests_of_a_shape_that_come_together_prove_its_template_once(
+    serve: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proved = list[Template]()
+
+    def proving(*given: Any) -> Template:
+        proved.append(prove(*given))
+        return proved[-1]
+
+    monkeypatch.setattr(template_cache, "prove", proving)
+    serving = serve(lambda m, r: m.look.run(r))
+    serving.ask_together([[k % 10, 2, 3] for k in range(20)])
+    assert serving.ask([4, 5, 6]) is proved[0]
+    assert len(proved) == 1
 
 
 TEXT = "{0.name}"
