@@ -19,6 +19,7 @@ class Taking:
 
     wants_requests = True
     has_live_streams = False
+    begin_together: int | None = None
     num_in_flight = 0
 
     def __init__(self, clock: VirtualClock, each_s: float) -> None:

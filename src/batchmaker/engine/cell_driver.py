@@ -170,11 +170,18 @@ class CellDriver:
             return False
         if not self._in_flight:
             return True
+        if self.begin_together is not None:
+            return False
         types = self._unfolder.known
         num_ready = sum([self._scheduler.num_ready(cell.type_id) for cell in types])
         if self._scheduler.live_streams.are_served:  # to decide which of many begin takes long
             num_ready += self._scheduler.num_waiting
         return num_ready < max([cell.max_batch for cell in types], default=1)
+
+    @property
+    def begin_together(self) -> int | None:
+        """See Driver."""
+        return self._scheduler.begin_together
 
     @property
     def has_live_streams(self) -> bool:
@@ -284,11 +291,9 @@ class CellDriver:
                     loops += self._in_flight[request_id].begin_loops(base, found)
                 self._brought.enter((), loops, command.num_nodes)
             case Collect():
-                self._collect(command)
+                self._brought.collect(command)
             case Decided():
-                request = self._in_flight[command.request]
-                request.outputs = command.outputs
-                request.ticket.num_cells = command.num_nodes
+                self._brought.decided(command)
             case Fail():
                 self._fail(command)
             case StateStored():
@@ -300,17 +305,6 @@ class CellDriver:
         if self._unwritten:
             self._fill(woken)
         self._executor.submit(task)
-
-    def _collect(self, command: Collect) -> None:
-        """Note what a request's loop has collected, and stream it if its caller wants that."""
-        request = self._in_flight[command.request]
-        request.collected[command.number].append((command.node, command.output))
-        unfolding, ticket = request.unfolding, request.ticket
-        if ticket.on_value is None or unfolding.streamed_collection != command.number or unfolding.decided is None:
-            return
-        (handle,) = [handle for handle, number in unfolding.decided.collections.items() if number == command.number]
-        (value,) = self._brought.values_at([(request, command.node, command.output)], handle.spec)
-        ticket.stream(value)
 
     def _fail(self, command: Fail) -> None:
         request = self._in_flight.pop(command.request)

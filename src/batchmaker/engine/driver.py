@@ -134,6 +134,10 @@ class Driver(Protocol):
         """Whether the workers may soon run out of ready work, so that new requests should be given at once."""
 
     @property
+    def begin_together(self) -> int | None:
+        """How many requests begin together when those in flight are done, and nobody before; None: as they come."""
+
+    @property
     def has_live_streams(self) -> bool:
         """Whether chunks of live streams come, so that other work must not keep a turn long."""
 

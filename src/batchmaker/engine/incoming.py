@@ -87,14 +87,14 @@ class Incoming:
         if tickets:
             self._accept(tickets)
 
-    def must_begin(self, *, beside: bool) -> bool:
-        """Whether to take requests from the backlog although the workers have enough work. beside: beside live streams.
+    def must_begin(self, *, stay: bool) -> bool:
+        """Whether to take requests from the backlog although the workers have enough work.
 
         If none is urgent, the requests stay in the backlog until there are `_most_arrivals` of them: requests that are
-        taken together cost less each. Beside live streams they stay however many there are.
+        taken together cost less each. stay: they stay however many there are, as beside live streams.
         """
         is_urgent = self._num_chunks > 0 or bool(self._urgent)
-        return is_urgent or (not beside and self.num_waiting >= self._most_arrivals)
+        return is_urgent or (not stay and self.num_waiting >= self._most_arrivals)
 
     def first(self, limit: int | None = None, *, among: list[RequestId] | None = None) -> list[Ticket]:
         """Take the first `limit` requests out of the backlog; by default, as many as may begin together. among: these

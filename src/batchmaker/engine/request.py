@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.arrays import Ints
 from batchmaker.engine.answer import Answer, call_soon, wake_all
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CancelledError, CellError, said_by
 from batchmaker.graph.values import ValueSequence
@@ -364,6 +365,7 @@ class Outbox:
         self.has_news = False
 
 
+_NO_PLACES: Final = np.empty(0, np.int64)
 _DECIDED: Final = -(1 << 41)
 """The local number of a node that began as values decided is _DECIDED minus its number."""
 _DECIDED_LOOPS: Final = 1 << 42
@@ -389,8 +391,8 @@ class InFlight:
     - error: what it fails with, if a value could not be read or its unfold function raised.
     - is_withdrawn: it leaves the scheduler, and begins elsewhere.
 
-    - outputs: of a request that decides by values, once its last decision is made, (node, output) of each output of its
-      region. collected: by number of a collection, (node, output) of what was collected so far.
+    - outputs: of a request that decides by values, once its last decision is made, `node * OUTPUTS + output` of each
+      output of its region. collected: by number of a collection, the same of each value that was collected so far.
 
     Attributes that few requests need are class defaults, to keep records cheap.
     """
@@ -403,8 +405,8 @@ class InFlight:
     error: BatchmakerError | None = None
     is_withdrawn = False
     gathered: Mapping[Handle, list[Any]] = MappingProxyType({})
-    outputs: Sequence[tuple[int, int]] = ()
-    collected: Mapping[int, list[tuple[int, int]]] = MappingProxyType({})
+    outputs: Ints = _NO_PLACES
+    collected: Mapping[int, list[int]] = MappingProxyType({})
     place = 0
     result: Any = None
 

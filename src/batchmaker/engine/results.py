@@ -26,7 +26,8 @@ from batchmaker.graph.values import ValueSequence
 from batchmaker.model.region_recorder import Recorded
 from batchmaker.model.scope import OpenLoop
 from batchmaker.model.structure import Handle
-from batchmaker.scheduler.commands import RunTask, within
+from batchmaker.scheduler.commands import Collect, Decided, RunTask, within
+from batchmaker.scheduler.layout import OUTPUTS
 
 _UNBIND_COPY: Final[Any] = torch.unbind_copy
 _SPLIT_COPY: Final[Any] = torch.split_with_sizes_copy
@@ -270,41 +271,66 @@ class Results:
         for table, (nodes, sizes, owners) in sequences.items():
             _share(_SPLIT_COPY(table.read(np.concatenate(nodes)), sizes), owners)
 
+    def decided(self, command: Decided) -> None:
+        """Note what requests return, whose last decisions are made."""
+        for slot, outputs, count in zip(command.slots, command.outputs, command.num_nodes.tolist(), strict=True):
+            request = self._by_slot[slot]
+            assert request is not None
+            request.outputs, request.ticket.num_cells = outputs, count
+
+    def collect(self, command: Collect) -> None:
+        """Note what loops have collected, and stream it to callers that want that."""
+        of = zip(command.slots.tolist(), command.numbers.tolist(), command.places.tolist(), strict=True)
+        for slot, number, place in of:
+            request = self._by_slot[slot]
+            assert request is not None
+            request.collected[number].append(place)
+            if request.ticket.on_value is not None and request.unfolding.streamed_collection == number:
+                assert request.unfolding.decided is not None
+                collections = request.unfolding.decided.collections
+                (spec,) = [handle.spec for handle, other in collections.items() if other == number]
+                (value,) = objects(self._values_at([request], np.array([place], np.int64), [1], spec))
+                request.ticket.stream(value)
+
     def _gather_decided(self, members: Sequence[InFlight], decided: Recorded, columns: dict[Handle, list[Any]]) -> None:
         """Read the values of these requests that depend on decisions. All have the same handles."""
+        count, outputs = len(members), np.stack([one.outputs for one in members])
         for handle, places in decided.values.items():
             if isinstance(places, int):
-                columns[handle] = self.values_at([(one, *one.outputs[places]) for one in members], handle.spec)
+                columns[handle] = objects(self._values_at(members, outputs[:, places], [1] * count, handle.spec))
             else:
-                columns[handle] = [
-                    self.sequence_at([(one, *one.outputs[place]) for place in places], handle.spec) for one in members
-                ]
+                sizes = [len(places)] * count
+                columns[handle] = self._sequences_at(members, outputs[:, list(places)].reshape(-1), sizes, handle.spec)
         for handle, number in decided.collections.items():
-            columns[handle] = [
-                self.sequence_at([(one, node, output) for node, output in one.collected[number]], handle.spec)
-                for one in members
-            ]
+            sizes = [len(one.collected[number]) for one in members]
+            collected = np.array([place for one in members for place in one.collected[number]], np.int64)
+            columns[handle] = self._sequences_at(members, collected, sizes, handle.spec)
 
-    def values_at(self, places: Sequence[tuple[InFlight, int, int]], spec: ValueSpec) -> list[Any]:
-        """Return the values of this spec at (request, node, output), each in memory of its own."""
-        found: list[Any] = [None] * len(places)
-        for output in {output for _, _, output in places}:
-            mine = [k for k, place in enumerate(places) if place[2] == output]
+    def _sequences_at(
+        self, requests: Sequence[InFlight], places: Ints, sizes: list[int], spec: ValueSpec
+    ) -> list[Tensor]:
+        """As `_values_at`, as one tensor [size, *shape] of each request, in memory of its own."""
+        return list(_SPLIT_COPY(self._values_at(requests, places, sizes, spec), sizes))
+
+    def _values_at(self, requests: Sequence[InFlight], places: Ints, sizes: list[int], spec: ValueSpec) -> Tensor:
+        """Return the values of this spec at `node * OUTPUTS + output`, [places, *shape]. sizes: how many of each
+        request."""
+        nodes, outputs = np.divmod(places, int(OUTPUTS))
+        values = torch.empty((len(places), *spec.shape), dtype=torch_dtype(spec.dtype))
+        for output in np.unique(outputs).tolist():
+            mine = np.flatnonzero(outputs == output)
             table = self.tables.find(output, spec)
-            if table is None:  # somebody awaits each
-                values = [places[k][0].value(places[k][0].local(places[k][1]), output) for k in mine]
-            else:
-                values = objects(table.read(np.array([places[k][1] for k in mine], np.int64)))
-            for k, value in zip(mine, values, strict=True):
-                found[k] = value
-        return found
-
-    def sequence_at(self, places: Sequence[tuple[InFlight, int, int]], spec: ValueSpec) -> Tensor:
-        """Return these values as one tensor, [count, *shape]."""
-        values = self.values_at(places, spec)
-        if values and spec.shape:
-            return torch.stack(values)
-        return torch.tensor(values, dtype=torch_dtype(spec.dtype)).view(len(values), *spec.shape)
+            if table is not None:
+                read = table.read(nodes[mine])
+                if len(mine) == len(places):
+                    return read
+                values[torch.from_numpy(mine)] = read
+                continue
+            owners = np.repeat(np.arange(len(requests)), sizes)  # of values so wide that each is told
+            for at in mine.tolist():
+                owner = requests[owners[at]]
+                values[at] = owner.value(owner.local(int(nodes[at])), output)
+        return values
 
     def begin(self, slots: Ints, at_s: float) -> None:
         """Note when requests began. slots: of the nodes of a step that began at `at_s`; repeats allowed."""
@@ -418,8 +444,9 @@ def _nodes_of(requests: Sequence[InFlight]) -> Ints:
     extents = [(own.base, own.num_nodes) for request in requests for own in request.admitted]
     bases, counts = np.array(extents, np.int64).reshape(-1, 2).T
     own = np.repeat(bases - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-    places = [places for request in requests for places in (request.outputs, *request.collected.values())]
-    return np.unique(np.concatenate((own, np.array([node for some in places for node, _ in some], np.int64))))
+    collected = [place for request in requests for some in request.collected.values() for place in some]
+    decided = np.concatenate((np.array(collected, np.int64), *[request.outputs for request in requests]))
+    return np.unique(np.concatenate((own, decided // OUTPUTS)))
 
 
 def objects(values: Tensor) -> list[Any]:

@@ -388,12 +388,18 @@ class Worker:
         self._work_waits = self._woken = False
 
     def _should_accept(self) -> bool:
-        return self._driver.wants_requests or self._incoming.must_begin(beside=self._driver.has_live_streams)
+        driver = self._driver
+        if driver.wants_requests:
+            return True
+        return self._incoming.must_begin(stay=driver.has_live_streams or driver.begin_together is not None)
 
     def _accept(self) -> None:
         incoming, began_s = self._incoming, self._clock.now_s()
         beside = self._driver.has_live_streams
-        arrivals = incoming.first_beside(wanted=self._driver.wants_requests) if beside else incoming.first()
+        if beside:
+            arrivals = incoming.first_beside(wanted=self._driver.wants_requests)
+        else:
+            arrivals = incoming.first(self._driver.begin_together)
         self._driver.advance(arrivals)
         note = incoming.began_beside if beside else incoming.began
         note(arrivals, self._clock.now_s() - began_s)

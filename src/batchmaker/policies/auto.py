@@ -230,6 +230,12 @@ class AutoPolicy(CellPolicy):
     def not_asked(self, view: ReadyView) -> None:
         self._ranked_s[0], self._finishing[:] = view.now_s, 0  # nobody waits for another type
 
+    def begins_together(self, view: ReadyView) -> int | None:
+        if not self._forecasts_nothing(view) or view.kinds.repeat:
+            return None
+        self._learn_types(view)
+        return _FULL_BATCHES * int(self._max_batch.max())
+
     def begins_on_arrival(self, view: ReadyView) -> bool:
         """Whether all begin, and there is nothing to learn from that: of runs of one type, without deadlines."""
         if self._forecasts_nothing(view):

@@ -209,6 +209,10 @@ class CellPolicy(ABC):
         """Whether requests that have just arrived begin without `admit`. Called only while nobody waits."""
         return False
 
+    def begins_together(self, view: ReadyView) -> int | None:
+        """Return how many requests begin together, once those in flight are done and not before; None: as they come."""
+        return None
+
     def lets_go_on(self, request: Coming) -> bool:
         """Whether a request begins on arrival whoever waits: the next chunk of a sequence, which is being served."""
         return False

@@ -283,21 +283,27 @@ class NodesBegun:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """A `while_loop` of a request has collected the output of a node, which is done: for its collection `number`."""
+    """Loops of requests have collected outputs of nodes, which are done.
 
-    request: RequestId
-    number: int
-    node: int
-    output: int
+    [values] slots: of the requests. numbers: of the collections. places: `node * OUTPUTS + output` of each value.
+    """
+
+    slots: Ints
+    numbers: Ints
+    places: Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The last decision of a request is made. outputs: (node, output) of each output of its region."""
+    """The last decisions of requests are made.
 
-    request: RequestId
-    outputs: tuple[tuple[int, int], ...]
-    num_nodes: int
+    [requests] slots. outputs: of each, `node * OUTPUTS + output` of each output of its region. num_nodes: how many
+    nodes each has had.
+    """
+
+    slots: list[int]
+    outputs: list[Ints]
+    num_nodes: Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,11 +206,10 @@ class Completion:
         if keeping:
             state.keep(keeping)
 
-    def keep_decided(self, slot: int, nodes: Sequence[int]) -> None:
+    def keep_decided(self, slot: int, nodes: Ints) -> None:
         """Let the sequence of a request keep these nodes, too, behind those that were known when it began."""
-        more = np.array(nodes, np.int64)
-        self._state.keep([(slot, np.concatenate((self._state.chunks[slot].kept, -1 - more)))])
-        self._state.arena.uses[more] += 1
+        self._state.keep([(slot, np.concatenate((self._state.chunks[slot].kept, -1 - nodes)))])
+        self._state.arena.uses[nodes] += 1
 
     def fit_kept(self) -> list[Reserve]:
         """Have room to store what sequences keep after the requests in flight, before one of these is answered.

@@ -63,6 +63,7 @@ from batchmaker.scheduler.layout import (
     NOWHERE,
     NUM_NODES,
     OPEN,
+    OUTPUTS,
     OWNS,
     STEPS_ON,
     STORED,
@@ -531,26 +532,28 @@ class Scheduler(View):
         state = self._state
         commands += outcome.reserves
         if outcome.begun.shape[1]:
-            slots, forms, bases = outcome.begun
-            graphs = [self.frames.patterns[form] for form in forms.tolist()]
             loops = self.frames.loops_begun(outcome.begun)
             commands.append(NodesBegun(int(state.arena.counts[NODES]), outcome.begun, loops))
-            if state.observed or self._urgency is not None:
-                self._note_begun(slots, bases, graphs)
-        for slot, number, node, output in outcome.collected:
-            commands.append(Collect(state.id_of(slot), number, node, output))
-        for slot, outputs in outcome.finished:
-            commands.append(Decided(state.id_of(slot), tuple(outputs), self.frames.num_nodes(slot)))
-            if slot in state.chunks:
-                self._completion.keep_decided(slot, [outputs[place][0] for place in self.frames.keeps.pop(slot, ())])
-        if state.watched is not None and outcome.finished:
-            state.watched.decided([slot for slot, _ in outcome.finished])
+            is_kept = state.watched is not None and state.watched.is_kept
+            is_kept |= state.frontiers is not None and state.frontiers.kept
+            if is_kept or state.depths is not None or self._urgency is not None:
+                self._note_begun(*outcome.begun)
+        if outcome.collected.shape[1]:
+            commands.append(Collect(*outcome.collected))
+        if finished := outcome.finished:
+            commands.append(Decided(finished, outcome.outputs, self.frames.num_nodes[finished]))
+            for slot, outputs in zip(finished, outcome.outputs, strict=True) if state.chunks else ():
+                if slot in state.chunks:
+                    self._completion.keep_decided(slot, outputs[list(self.frames.keeps.pop(slot, ()))] // OUTPUTS)
+            if state.watched is not None:
+                state.watched.decided(finished)
         for slot, kind, reason in outcome.failed:
             self._end(slot, kind, reason, commands)
-        return np.array([slot for slot, _ in outcome.finished], np.int64)
+        return np.array(finished, np.int64)
 
-    def _note_begun(self, slots: Ints, bases: Ints, graphs: Sequence[CellGraph]) -> None:
+    def _note_begun(self, slots: Ints, forms: Ints, bases: Ints) -> None:
         """Tell what policies read about nodes that have begun."""
+        graphs = [self.frames.patterns[form] for form in forms.tolist()]
         state, counts = self._state, [graph.num_nodes for graph in graphs]
         if state.watched is not None:
             state.watched.begun(slots, graphs)

@@ -28,6 +28,7 @@ from batchmaker.scheduler.layout import (
     NOWHERE,
     NUM_NODES,
     OPEN,
+    OUTPUTS,
     PLAN_ROWS,
     POOL,
     ROW,
@@ -39,8 +40,6 @@ from batchmaker.scheduler.layout import (
 )
 from batchmaker.scheduler.lists import IN_LIST, NEXT_IN_LIST, add_to_list, end_list
 from batchmaker.scheduler.progress import free_row, release
-
-OUTPUTS: Final = number(64)
 
 # --- regions: the words of a header, and of the items that it leads to -----------------------------------------------
 
@@ -90,14 +89,16 @@ WAITING_FRAME, WAITING_ITEM, NEXT_WAITING, WAITING_FIELDS = map(number, range(4)
 """Who waits for a node to be done. WAITING_FRAME is NOWHERE for a node that is to be let go then: WAITING_ITEM."""
 (
     NUM_FRAMES, HEAP_TOP, NUM_WAITING, FREE_WAITING, NUM_QUEUED, NUM_MESSAGE_WORDS, NUM_BEGINNING, WANTED_FORM,
-    WANTED_SLOT, MOST_WORDS, MOST_NODES, NUM_FAILED, WANTED_SIZE, MOST_HELD, MACHINE_COUNTS,
-) = map(number, range(15))  # fmt: skip
+    WANTED_SLOT, MOST_WORDS, MOST_NODES, NUM_FAILED, WANTED_SIZE, MOST_HELD, NUM_COLLECTING, MACHINE_COUNTS,
+) = map(number, range(16))  # fmt: skip
 """WANTED_FORM, WANTED_SLOT: for which segment of which request there is no room, or where in the code the segment is
 that has no form for WANTED_SIZE. MOST_WORDS: what one item of any region may need of any table; MOST_HELD: beside
 it, of those that wait, because of spans whose length values decide. MOST_NODES: of one request."""
-FINISHED, COLLECTED, FAILED = map(number, range(3))
-"""Messages, as words: FINISHED, slot, number of outputs, outputs. COLLECTED, slot, collection, place, 0. FAILED,
-slot, reason, what was wanted, what there is."""
+FINISHED, FAILED = map(number, range(2))
+"""Messages, as words: FINISHED, slot, number of outputs, outputs. FAILED, slot, reason, what was wanted, what there is.
+"""
+COLLECTING_SLOT, COLLECTING_NUMBER, COLLECTING_WORD, COLLECTING_FIELDS = map(number, range(4))
+"""What loops have collected: the request's slot, the number of the collection, and a node with one of its outputs."""
 BEGINNING_SLOT, BEGINNING_FORM, BEGINNING_BASE, BEGINNING_SUBGRAPH, BEGINNING_FIELDS = map(number, range(5))
 """The segments that have begun, each with its first node and its first subgraph."""
 BAD_INDEX, BAD_BRANCH, TOO_MANY_NODES, NO_STEP = map(number, range(4))
@@ -117,7 +118,8 @@ class Machine(NamedTuple):
     - first_frame, num_nodes: [slots] of each request its first frame, or NOWHERE; and its nodes so far, or NOWHERE once
       it has failed.
     - queue: [2, room] frames and items that can go on. messages: [room]. beginning: [BEGINNING_FIELDS, room].
-    - counts: [MACHINE_COUNTS]. lists: [LIST_FIELDS, room] what loops have collected.
+    - counts: [MACHINE_COUNTS]. lists: [LIST_FIELDS, room] what loops have collected for later segments.
+    - collecting: [COLLECTING_FIELDS, room] what loops have collected for the result.
     """
 
     code: Ints
@@ -133,6 +135,7 @@ class Machine(NamedTuple):
     beginning: Ints
     counts: Ints
     lists: Ints
+    collecting: Ints
 
 
 @compiled_within
@@ -140,7 +143,7 @@ def machine_at(a: Ints) -> Machine:
     """Return the tables at these addresses; see `addresses_of`."""
     return Machine(
         row_at(a, 0), table_at(a, 1), row_at(a, 2), row_at(a, 3), table_at(a, 4), table_at(a, 5), row_at(a, 6),
-        row_at(a, 7), table_at(a, 8), row_at(a, 9), table_at(a, 10), row_at(a, 11), table_at(a, 12),
+        row_at(a, 7), table_at(a, 8), row_at(a, 9), table_at(a, 10), row_at(a, 11), table_at(a, 12), table_at(a, 13),
     )  # fmt: skip
 
 
@@ -290,12 +293,20 @@ def _let_go(
 
 
 @compiled_inline
-def _post(messages: Ints, counts: Ints, kind: int, slot: int, first: int, second: int, third: int) -> None:
+def _fail(messages: Ints, counts: Ints, slot: int, reason: int, wanted: int, there: int) -> None:
     at = counts[NUM_MESSAGE_WORDS]
-    messages[at], messages[at + 1], messages[at + 2] = kind, slot, first
-    messages[at + 3], messages[at + 4] = second, third
-    counts[NUM_FAILED] += kind == FAILED
+    messages[at], messages[at + 1], messages[at + 2] = FAILED, slot, reason
+    messages[at + 3], messages[at + 4] = wanted, there
+    counts[NUM_FAILED] += ONE
     counts[NUM_MESSAGE_WORDS] += MESSAGE_WORDS
+
+
+@compiled_inline
+def _collect(collecting: Ints, counts: Ints, slot: int, collection: int, word: int) -> None:
+    at = counts[NUM_COLLECTING]
+    collecting[COLLECTING_SLOT, at], collecting[COLLECTING_NUMBER, at] = slot, collection
+    collecting[COLLECTING_WORD, at] = word
+    counts[NUM_COLLECTING] += ONE
 
 
 @compiled_inline
@@ -381,6 +392,7 @@ def _go_on(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
             or counts[NUM_MESSAGE_WORDS] + counts[MOST_WORDS] > len(messages)
             or counts[NUM_BEGINNING] + 1 > m.beginning.shape[1]
             or lists[IN_LIST, 0] + counts[MOST_WORDS] > lists.shape[1]
+            or counts[NUM_COLLECTING] + counts[MOST_WORDS] > m.collecting.shape[1]
         ):
             return int(LACKS_MACHINE)
         top = counts[NUM_QUEUED] - 1
@@ -473,13 +485,13 @@ def _go_on(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
                     _ended(code, frames, heap, queue, counts, frame, item)
                 else:
                     m.num_nodes[slot] = NOWHERE
-                    _post(messages, counts, FAILED, slot, NO_STEP, ZERO, ZERO)
+                    _fail(messages, counts, slot, NO_STEP, ZERO, ZERO)
                 continue
             num_nodes = forms.counts[1, form] if code[record + SIZE_AT] == NOWHERE else size
             if m.num_nodes[slot] + num_nodes > counts[MOST_NODES]:
                 counts[NUM_QUEUED] = top
                 m.num_nodes[slot] = NOWHERE
-                _post(messages, counts, FAILED, slot, TOO_MANY_NODES, num_nodes, counts[MOST_NODES])
+                _fail(messages, counts, slot, TOO_MANY_NODES, num_nodes, counts[MOST_NODES])
                 continue
             if code[record + SIZE_AT] != NOWHERE:
                 form = code[code[record + FORMS_AT] + size] if size < code[record + NUM_FORMS] else NOWHERE
@@ -561,7 +573,7 @@ def _go_on(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
             count = heap[block + code[record + COUNT_OF]]
             if value < 0 or value >= count:
                 m.num_nodes[slot] = NOWHERE
-                _post(messages, counts, FAILED, slot, BAD_INDEX, value, count)
+                _fail(messages, counts, slot, BAD_INDEX, value, count)
                 continue
             element = heap[block + code[record + FIRST_OF]] + value * code[record + STEP_OF] * OUTPUTS
             heap[block + code[record + RESULT]] = element
@@ -577,7 +589,7 @@ def _go_on(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
             if tail != NOWHERE:
                 _wait(waits, waiting, counts, tail, frame, item)
                 continue
-            _post(messages, counts, COLLECTED, slot, code[record + COLLECTION], word, ZERO)
+            _collect(m.collecting, counts, slot, code[record + COLLECTION], word)
             heap[block + code[record + TOLD]] = told + 1
             queue[0, top], queue[1, top] = frame, item
             counts[NUM_QUEUED] = top + 1
@@ -593,7 +605,7 @@ def _go_on(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
                 value = ZERO if value != 0 else ONE
             if value < 0 or value >= count:
                 m.num_nodes[slot] = NOWHERE
-                _post(messages, counts, FAILED, slot, BAD_BRANCH, value, count)
+                _fail(messages, counts, slot, BAD_BRANCH, value, count)
                 continue
             branch = code[record + BRANCHES_AT] + 3 * value
         else:  # a loop: at its beginning, or after an iteration
@@ -631,7 +643,7 @@ def _go_on(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
                     where_at = heap[progress + 2]
                     keeps = m.values[where_at % OUTPUTS, where_at // OUTPUTS] != 0
                 for k in range(collected, collected + 2 * num_collected if keeps else ZERO, 2):
-                    _post(messages, counts, COLLECTED, slot, code[k], heap[block + code[first + code[k + 1]]], ZERO)
+                    _collect(m.collecting, counts, slot, code[k], heap[block + code[first + code[k + 1]]])
                 for k in range(listed, listed + 2 * num_listed if keeps else ZERO, 2):
                     word = heap[block + code[first + code[k + 1]]]
                     nodes[HELD, word // OUTPUTS] += 1

@@ -35,7 +35,7 @@ from batchmaker.scheduler.decide import (
     BEGINNING_FIELDS,
     BEGINNING_SUBGRAPH,
     CHOICE,
-    COLLECTED,
+    COLLECTING_FIELDS,
     FINISHED,
     FRAME_FIELDS,
     FREE_WAITING,
@@ -43,6 +43,7 @@ from batchmaker.scheduler.decide import (
     HEAP_TOP,
     LACKS_FORM,
     LACKS_MACHINE,
+    LACKS_NUMBERS,
     LOOP,
     MACHINE_COUNTS,
     MOST_HELD,
@@ -51,12 +52,12 @@ from batchmaker.scheduler.decide import (
     NO_STEP,
     NOT_BEGUN,
     NUM_BEGINNING,
+    NUM_COLLECTING,
     NUM_FAILED,
     NUM_FRAMES,
     NUM_MESSAGE_WORDS,
     NUM_QUEUED,
     NUM_WAITING,
-    OUTPUTS,
     PICK,
     SEGMENT,
     SOME_FAILED,
@@ -77,7 +78,6 @@ from batchmaker.scheduler.state import NO_NODES, SchedulerState
 
 MOST_CODE: Final = 1 << 20
 """With more words of code, or nodes in segments with a size, all regions are forgotten once no request has any."""
-MOST_OUTPUTS: Final = int(OUTPUTS)
 
 
 @final
@@ -85,16 +85,18 @@ MOST_OUTPUTS: Final = int(OUTPUTS)
 class Outcome:
     """What followed from values.
 
-    - finished: (slot, [(node, output)]) of requests whose last decision is made. collected: (slot, collection, node,
-      output). failed: (slot, kind, reason).
-    - begun: [3, segments] slot, form, and first node. reserves: tables that must grow first.
+    - finished: slots of requests whose last decision is made. outputs: of each, what its region returns: nodes with one
+      of their outputs, `node * OUTPUTS + output`. failed: (slot, kind, reason).
+    - begun: [3, segments] slot, form, and first node. collected: [3, values] slot, number of the collection, and node
+      with output. reserves: tables that must grow first.
     """
 
-    finished: list[tuple[int, list[tuple[int, int]]]]
-    collected: list[tuple[int, int, int, int]]
-    failed: list[tuple[int, FailureKind, str]]
-    begun: Ints
-    reserves: list[Reserve]
+    finished: list[int] = field(default_factory=list)
+    outputs: list[Ints] = field(default_factory=list)
+    failed: list[tuple[int, FailureKind, str]] = field(default_factory=list)
+    begun: Ints = field(default_factory=lambda: np.empty((int(BEGINNING_SUBGRAPH), 0), np.int64))
+    collected: Ints = field(default_factory=lambda: np.empty((int(COLLECTING_FIELDS), 0), np.int64))
+    reserves: list[Reserve] = field(default_factory=list)
 
 
 @final
@@ -135,7 +137,7 @@ class Frames:
             np.full(64, NOWHERE, np.int64), np.zeros((WAITING_FIELDS, 256), np.int64), np.zeros((1, 64), np.int64),
             np.full(64, NOWHERE, np.int64), np.zeros(64, np.int64), np.zeros((2, 256), np.int64),
             np.zeros(1024, np.int64),
-            np.zeros((BEGINNING_FIELDS, 64), np.int64), counts, lists,
+            np.zeros((BEGINNING_FIELDS, 64), np.int64), counts, lists, np.zeros((COLLECTING_FIELDS, 256), np.int64),
         )  # fmt: skip
         self._addresses: Ints | None = None
         for entry in state.types:
@@ -186,8 +188,10 @@ class Frames:
 
     def outcome(self, found: int, done: Ints) -> Outcome:
         """Return what followed from these nodes. found: what the loop returned; it goes on if it lacked room."""
-        outcome = Outcome([], [], [], np.empty((BEGINNING_SUBGRAPH, 0), np.int64), [])
+        outcome = Outcome()
         while True:
+            if found == LACKS_MACHINE:  # while it is full of messages: as many will have room next time
+                self._fit_machine(64, 64 * int(self._machine.counts[MOST_WORDS]))
             self._read_messages(outcome)
             if found in (ALL_DONE, SOME_FAILED):
                 return outcome
@@ -195,11 +199,9 @@ class Frames:
                 self._fit_machine(1, int(self._machine.counts[NUM_WAITING]))
                 found = self._decide(done)
                 continue
-            if found == LACKS_MACHINE:
-                self._fit_machine(64, 64 * int(self._machine.counts[MOST_WORDS]))
-            elif found == LACKS_FORM:
+            if found == LACKS_FORM:
                 self._add_size(int(self._machine.counts[WANTED_FORM]), int(self._machine.counts[WANTED_SIZE]))
-            else:
+            elif found == LACKS_NUMBERS:
                 slot = int(self._machine.counts[WANTED_SLOT])
                 try:
                     outcome.reserves += self._make_room(int(self._machine.counts[WANTED_FORM]))
@@ -215,9 +217,10 @@ class Frames:
             self.slots.remove(slot)
             forget_frames(self._state.arena.tables, self.addresses, np.array([slot], np.int64))
 
-    def num_nodes(self, slot: int) -> int:
-        """Return how many nodes a request has had so far, in all its graphs."""
-        return int(self._machine.num_nodes[slot])
+    @property
+    def num_nodes(self) -> Ints:
+        """How many nodes each request has had so far, in all its graphs, by slot."""
+        return self._machine.num_nodes
 
     def loops_begun(self, begun: Ints) -> tuple[tuple[RequestId, int, tuple[Any, ...]], ...]:
         """Return the loops among segments that have begun, as `NodesBegun` tells of them. begun: see Outcome."""
@@ -232,25 +235,25 @@ class Frames:
     def _read_messages(self, outcome: Outcome) -> None:
         """Read the messages of the compiled loop."""
         machine, counts = self._machine, self._machine.counts
-        words: list[int] = machine.messages[: counts[NUM_MESSAGE_WORDS]].tolist()
+        messages = machine.messages[: counts[NUM_MESSAGE_WORDS]].copy()
+        words: list[int] = messages.tolist()
         at = 0
         while at < len(words):
-            kind, slot = words[at], words[at + 1]
-            if kind == FINISHED:
-                count = words[at + 2]
-                outputs = [divmod(word, MOST_OUTPUTS) for word in words[at + 3 : at + 3 + count]]
-                outcome.finished.append((slot, outputs))
-                at += 3 + count
-                continue
-            if kind == COLLECTED:
-                outcome.collected.append((slot, words[at + 2], *divmod(words[at + 3], MOST_OUTPUTS)))
+            if words[at] == FINISHED:
+                end = at + 3 + words[at + 2]
+                outcome.finished.append(words[at + 1])
+                outcome.outputs.append(messages[at + 3 : end])
+                at = end
             else:
-                outcome.failed.append((slot, *_failure(*words[at + 2 : at + 5])))
-            at += int(decide.MESSAGE_WORDS)
-        outcome.begun = np.concatenate(
-            (outcome.begun, machine.beginning[:BEGINNING_SUBGRAPH, : counts[NUM_BEGINNING]]), axis=1
-        )
-        counts[NUM_MESSAGE_WORDS] = counts[NUM_BEGINNING] = counts[NUM_FAILED] = 0
+                outcome.failed.append((words[at + 1], *_failure(*words[at + 2 : at + 5])))
+                at += int(decide.MESSAGE_WORDS)
+        if counts[NUM_BEGINNING]:
+            begun = machine.beginning[:BEGINNING_SUBGRAPH, : counts[NUM_BEGINNING]]
+            outcome.begun = np.concatenate((outcome.begun, begun), axis=1)
+        if counts[NUM_COLLECTING]:
+            collected = machine.collecting[:, : counts[NUM_COLLECTING]]
+            outcome.collected = np.concatenate((outcome.collected, collected), axis=1)
+        counts[NUM_MESSAGE_WORDS] = counts[NUM_BEGINNING] = counts[NUM_COLLECTING] = counts[NUM_FAILED] = 0
 
     # --- room ---------------------------------------------------------------------------------------------------------
 
@@ -293,7 +296,7 @@ class Frames:
             ("frames", counts[NUM_FRAMES], frames + 1), ("heap", counts[HEAP_TOP], words),
             ("waiting", counts[NUM_WAITING], words + int(counts[MOST_HELD])), ("queue", counts[NUM_QUEUED], words),
             ("messages", counts[NUM_MESSAGE_WORDS], words), ("beginning", counts[NUM_BEGINNING], frames + 1),
-            ("lists", machine.lists[IN_LIST, 0], words),
+            ("lists", machine.lists[IN_LIST, 0], words), ("collecting", counts[NUM_COLLECTING], words),
         ):  # fmt: skip
             table = getattr(machine, name)
             room = table.shape[-1]

@@ -100,6 +100,11 @@ class View:
         return int(self._state.arena.types[[NUM_RUNNING, JUST_RAN], type_id].sum())
 
     @property
+    def begin_together(self) -> int | None:
+        """See `CellPolicy.begins_together`."""
+        return self._policy.begins_together(self)
+
+    @property
     def num_waiting(self) -> int:
         return len(self._state.line)
 

@@ -83,6 +83,10 @@ class GraphDriver:
         return True
 
     @property
+    def begin_together(self) -> int | None:
+        return None
+
+    @property
     def has_live_streams(self) -> bool:
         return False
 
