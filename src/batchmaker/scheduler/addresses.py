@@ -116,6 +116,13 @@ def table_at(a: Ints, k: int) -> Ints:
 
 
 @compiled_inline
+def records_at(a: Ints, k: int) -> Ints:
+    """Return table k, which has two axes, and whose columns are contiguous; see `records`."""
+    found: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 2], a[k, 1])).T
+    return found
+
+
+@compiled_inline
 def _block_at(a: Ints, k: int) -> Ints:
     found: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2], a[k, 3]))
     return found
@@ -142,6 +149,10 @@ if config.DISABLE_JIT:  # the same without a compiler
         return np.frombuffer((ctypes.c_byte * size).from_address(address) if size else b"", dtype).reshape(axes)
 
     row_at, table_at, _block_at = (partial(_array_at, num_axes=axes) for axes in (1, 2, 3))
+
+    def records_at(a: Ints, k: int) -> Ints:
+        return table_at(a[:, [0, 2, 1]], k).T
+
     _floats_at = partial(_array_at, num_axes=2, dtype=np.float64)
     _flags_at = partial(_array_at, num_axes=1, dtype=np.bool_)
 
@@ -150,9 +161,10 @@ if config.DISABLE_JIT:  # the same without a compiler
 def state_at(a: Ints) -> State:
     """Return the tables at these addresses; see `addresses_of`."""
     return State(
-        table_at(a, 0), table_at(a, 1), row_at(a, 2), table_at(a, 3), table_at(a, 4), table_at(a, 5), table_at(a, 6),
+        records_at(a, 0), records_at(a, 1), row_at(a, 2), records_at(a, 3), records_at(a, 4), records_at(a, 5),
+        records_at(a, 6),
         table_at(a, 7), table_at(a, 8), _floats_at(a, 9), table_at(a, 10), table_at(a, 11), row_at(a, 12),
         _flags_at(a, 13), table_at(a, 14), _block_at(a, 15), row_at(a, 16), _block_at(a, 17), table_at(a, 18),
         row_at(a, 19), row_at(a, 20), row_at(a, 21), _floats_at(a, 22), _floats_at(a, 23),
-        table_at(a, 24), row_at(a, 25),
+        records_at(a, 24), row_at(a, 25),
     )  # fmt: skip

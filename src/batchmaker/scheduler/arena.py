@@ -74,10 +74,25 @@ UNKNOWN_S: Final = 1e-4
 """Seconds of a step while nothing has been measured."""
 
 
-def _wider(table: NDArray[np.int64], size: int, fill: int = 0) -> Ints:
-    """Return the table with its last dimension of at least `size`, at least doubled."""
-    grown = np.full((*table.shape[:-1], max(size, 2 * table.shape[-1])), fill, np.int64)
-    grown[..., : table.shape[-1]] = table
+def records(fields: int, size: int) -> Ints:
+    """Return zeros [fields, size] of which each column is contiguous: what is known of one node is in one place."""
+    return np.zeros((size, fields), np.int64).T
+
+
+def _resized(table: Ints, fields: int, size: int) -> Ints:
+    """Return records with more fields, or of more things."""
+    grown = records(fields, size)
+    grown[: table.shape[0], : table.shape[1]] = table
+    return grown
+
+
+def _wider(table: Ints, size: int) -> Ints:
+    """Return an array, or records, of at least `size` things, and of at least twice as many as before."""
+    size = max(size, 2 * table.shape[-1])
+    if table.ndim == 2:
+        return _resized(table, len(table), size)
+    grown = np.zeros(size, np.int64)
+    grown[: len(table)] = table
     return grown
 
 
@@ -116,14 +131,14 @@ class Arena:
 
     def __init__(self, num_workers: int = 1) -> None:
         n, s = 1024, 256
-        self.nodes: Ints = np.zeros((NODE_FIELDS, n), np.int64)
-        self.subgraphs: Ints = np.zeros((SUBGRAPH_FIELDS, s), np.int64)
+        self.nodes = records(NODE_FIELDS, n)
+        self.subgraphs = records(SUBGRAPH_FIELDS, s)
         self.consumer: Ints = np.zeros(n, np.int64)
-        self.source: Ints = np.zeros((1, n), np.int64)
-        self.source_table: Ints = np.zeros((1, n), np.int64)
-        self.reach: Ints = np.zeros((0, n), np.int64)
-        self.requests: Ints = np.zeros((REQUEST_FIELDS, s), np.int64)
-        self.extents: Ints = np.zeros((EXTENT_FIELDS, s), np.int64)
+        self.source = records(1, n)
+        self.source_table = records(1, n)
+        self.reach = records(0, n)
+        self.requests = records(REQUEST_FIELDS, s)
+        self.extents = records(EXTENT_FIELDS, s)
         self.types: Ints = np.zeros((TYPE_FIELDS, 0), np.int64)
         self.ports: Ints = np.zeros((0, 1), np.int64)
         self.seconds: NDArray[np.float64] = np.zeros((0, 2))
@@ -232,10 +247,9 @@ class Arena:
 
     def grow_nodes(self, size: int) -> None:
         """Make room for node numbers below `size`."""
-        before = self.node_capacity
         for name in ("nodes", "source", "source_table", "reach") if self.keeps_sources else ("nodes",):
             table = getattr(self, name)
-            setattr(self, name, np.concatenate((table, np.zeros((len(table), size - before), np.int64)), axis=1))
+            setattr(self, name, _resized(table, len(table), size))
         self._name_rows()
 
     # --- cell types, pools, lanes -------------------------------------------------------------------------------------
@@ -249,13 +263,12 @@ class Arena:
         )  # fmt: skip
         facts[[NUM_MEMORIES, OWN_MEMORY], 0] = len(cell.memories), any(output != GIVEN for output in cell.memories)
         if len(cell.memories) > len(self.reach):
-            rows = np.zeros((len(cell.memories) - len(self.reach), self.source.shape[1]), np.int64)
-            self.reach = np.concatenate((self.reach, rows))
+            self.reach = _resized(self.reach, len(cell.memories), self.source.shape[1])
         self.types = np.concatenate((self.types, facts), axis=1)
         num_ports = max(len(self.source), len(cell.inputs))
         if num_ports > len(self.source):
-            more = np.zeros((num_ports - len(self.source), self.node_capacity), np.int64)
-            self.source, self.source_table = (np.concatenate((t, more)) for t in (self.source, self.source_table))
+            size = self.source.shape[1]
+            self.source, self.source_table = (_resized(t, num_ports, size) for t in (self.source, self.source_table))
         ports = np.zeros((number + 1, num_ports), np.int64)
         ports[:number, : self.ports.shape[1]] = self.ports
         tables = np.zeros((number + 1, num_workers, num_ports), np.int64)
