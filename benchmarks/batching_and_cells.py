@@ -43,7 +43,7 @@ SIZES: Final = {
 }  # fmt: skip
 MEASURES: Final = (
     "benchmarks/batching_and_cells.py", "src/batchmaker/cli/bench", "src/batchmaker/compile", "src/batchmaker/engine",
-    *CPU_EXECUTOR, "src/batchmaker/kernels/cpu", "src/batchmaker/scheduler", "src/batchmaker/policies/cellular.py",
+    *CPU_EXECUTOR, "src/batchmaker/kernels/cpu", "src/batchmaker/core", "src/batchmaker/policies/cellular.py",
     "src/batchmaker/lab/baselines", "src/batchmaker/lab/zoo/padding.py", "src/batchmaker/lab/zoo/recurrent.py",
 )  # fmt: skip
 WAYS: Final = {"torch": "padded", "same cells": "closed", "cellular": "cellular"}

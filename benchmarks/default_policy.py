@@ -105,7 +105,7 @@ NUMBERS: Final = ("throughput_rps", "mean_ms", "p90_ms", "violation_share")
 """What is compared: the first where all requests wait, the others at a load."""
 MEASURES: Final = (
     "benchmarks/results/default-policy-costs.json", "src/batchmaker/lab/simulator",
-    "src/batchmaker/scheduler", "src/batchmaker/policies",
+    "src/batchmaker/core", "src/batchmaker/policies",
 )  # fmt: skip
 Result = dict[str, Any]
 

@@ -51,7 +51,7 @@ SHORT_S: Final = 0.5
 REPEATS: Final = 5
 """A round where all wait and are answered within SHORT_S is repeated so often: a disturbance lasts longer than it."""
 MEASURES: Final = (
-    "benchmarks/default_policy_live.py", "src/batchmaker/engine", "src/batchmaker/policies", "src/batchmaker/scheduler",
+    "benchmarks/default_policy_live.py", "src/batchmaker/engine", "src/batchmaker/policies", "src/batchmaker/core",
 )  # fmt: skip
 
 

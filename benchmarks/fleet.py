@@ -50,7 +50,7 @@ REQUESTS = 100_000
 MEASURES: Final = (
     "benchmarks/fleet.py", "benchmarks/results/fleet-costs.json", "src/batchmaker/cli/simulate/fleet.py",
     "src/batchmaker/fleet/routing.py", "src/batchmaker/lab/simulator/fleet", "src/batchmaker/policies/cellular.py",
-    "src/batchmaker/scheduler",
+    "src/batchmaker/core",
 )  # fmt: skip
 KEPT = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "mean_batch", "busy_share")
 

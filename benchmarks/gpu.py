@@ -49,7 +49,7 @@ OF_KERNELS: Final = (
 MEASURES: Final = (
     "benchmarks/gpu_compile.py", "benchmarks/gpu_engine.py", "benchmarks/gpu_padded.py", "src/batchmaker/engine",
     "src/batchmaker/device", "src/batchmaker/device/steps.cu", "src/batchmaker/executor/cuda",
-    "src/batchmaker/executor/cuda/rows.cu", *OF_KERNELS, "src/batchmaker/policies", "src/batchmaker/scheduler",
+    "src/batchmaker/executor/cuda/rows.cu", *OF_KERNELS, "src/batchmaker/policies", "src/batchmaker/core",
 )  # fmt: skip
 KERNELS_MEASURE: Final = ("benchmarks/gpu_kernels.py", *OF_KERNELS)
 KERNEL_SECTIONS: Final = ("correctness", "table1", "flashrnn", "table3", "networks", "tuner")

@@ -28,7 +28,7 @@ import batchmaker as bm
 from provenance import ROOT, made_by
 
 MEASURES: Final = (
-    "src/batchmaker/engine", "src/batchmaker/executor", "src/batchmaker/policies", "src/batchmaker/scheduler",
+    "src/batchmaker/engine", "src/batchmaker/executor", "src/batchmaker/policies", "src/batchmaker/core",
     "benchmarks/live_beside.py",
 )  # fmt: skip
 EXAMPLE: Final = ROOT / "examples" / "voice_activity"

@@ -47,7 +47,7 @@ import transducer
 OUT: Final = ROOT / "benchmarks" / "results" / "live-sizes.json"
 MEASURES: Final = (
     "benchmarks/live_sizes.py", "benchmarks/engine_cost/streams.py", "benchmarks/engine_cost/hand_streams.py",
-    "examples/transducer/transducer.py", "src/batchmaker/engine", "src/batchmaker/scheduler", "src/batchmaker/compile",
+    "examples/transducer/transducer.py", "src/batchmaker/engine", "src/batchmaker/core", "src/batchmaker/compile",
     "src/batchmaker/kernels/cpu", *CPU_EXECUTOR,
 )  # fmt: skip
 FEATURES: Final = 80

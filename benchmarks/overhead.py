@@ -92,7 +92,7 @@ PEERS: Final = ("dynet", "litserve")
 MEASURES: Final = (
     "benchmarks/overhead.py", "benchmarks/engine_cost", "src/batchmaker/compile", "src/batchmaker/engine",
     *CPU_EXECUTOR, "src/batchmaker/kernels/cpu", "src/batchmaker/lab/zoo", "src/batchmaker/model",
-    "src/batchmaker/policies/auto.py", "src/batchmaker/scheduler", "src/batchmaker/server",
+    "src/batchmaker/policies/auto.py", "src/batchmaker/core", "src/batchmaker/server",
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ WORDS: Final = 2000
 MEASURES: Final = (
     "benchmarks/short_decoders.py", "benchmarks/engine_cost/hand_decoders.py",
     "benchmarks/engine_cost/translators.py", "src/batchmaker/engine", "src/batchmaker/policies",
-    "src/batchmaker/scheduler",
+    "src/batchmaker/core",
 )  # fmt: skip
 
 

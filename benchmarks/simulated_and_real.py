@@ -40,6 +40,8 @@ from batchmaker.cli.cell_times import measured_cells
 from batchmaker.cli.overhead import IN_FLIGHT, as_served, fitted_overhead, kept_in_flight
 from batchmaker.cli.simulate.study import make_policy
 from batchmaker.cli.workload import UNPADDED, Workload, make_workload
+from batchmaker.core.commands import Command
+from batchmaker.core.events import Event, StepsFinished
 from batchmaker.cost import CostProfile, LatencyTable, LengthProfile, Overhead, PredictedLength, ProfileOptions
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.request import Ticket
@@ -54,8 +56,6 @@ from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.unfolding import Unfolding
 from batchmaker.policies.base import CellPolicy
-from batchmaker.scheduler.commands import Command
-from batchmaker.scheduler.events import Event, StepsFinished
 from pages import fill, table
 from provenance import ROOT, made_by
 
@@ -84,7 +84,7 @@ JSON: Final = ROOT / "benchmarks" / "results" / "simulated-and-real.json"
 PNG: Final = ROOT / "papers" / "docs" / "images" / "simulated-and-real.png"
 MEASURES: Final = (
     "benchmarks/simulated_and_real.py", "src/batchmaker/cli/overhead.py", "src/batchmaker/engine",
-    "src/batchmaker/policies", "src/batchmaker/scheduler", "src/batchmaker/lab/simulator",
+    "src/batchmaker/policies", "src/batchmaker/core", "src/batchmaker/lab/simulator",
 )  # fmt: skip
 WAITING: Final = 512
 """Requests that wait at once where it is measured how many are answered."""

@@ -45,7 +45,7 @@ from soak_models import Case
 HERE: Final = Path(__file__).resolve().parent
 RESULTS: Final = HERE / "results"
 MEASURES: Final = (
-    *(f"src/batchmaker/{room}" for room in ("engine", "scheduler", "executor", "model", "server")),
+    *(f"src/batchmaker/{room}" for room in ("engine", "core", "executor", "model", "server")),
     "benchmarks/soak.py",
     "benchmarks/soak_models.py",
 )

@@ -25,10 +25,10 @@ import numpy as np
 from torch import nn
 
 import batchmaker as bm
+from batchmaker.core import core, live_streams
 from batchmaker.engine import incoming
 from batchmaker.executor import task_steps
 from batchmaker.lab import zoo
-from batchmaker.scheduler import core, live_streams
 
 PACKAGE: Final = Path(bm.__file__).parent
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "architecture.md"

@@ -50,7 +50,7 @@ OUT: Final = RESULTS / "curves.json"
 LIVE: Final = OUT.with_name("curves-live.json")
 MEASURES: Final = (
     "papers/benchmarks/curve_cases.py", "papers/benchmarks/results/curves-costs.json", "src/batchmaker/lab/simulator",
-    "src/batchmaker/scheduler", "src/batchmaker/policies/cellular.py", "src/batchmaker/lab/baselines/buckets.py",
+    "src/batchmaker/core", "src/batchmaker/policies/cellular.py", "src/batchmaker/lab/baselines/buckets.py",
     "src/batchmaker/lab/baselines/closed.py",
 )  # fmt: skip
 PERCENTS: Final = tuple(range(1, 100))

@@ -23,7 +23,7 @@ LOADS: Final = (0.1, 0.25, 0.5, 0.75)
 WAYS: Final = ("cellular", "closed:bucket_width=10,max_batch=256", "padded:bucket_width=10,max_batch=256")
 """`padded` has torch's own layers; the others have the engine's cells."""
 FIGURES: Final = ("p50_ms", "p90_ms", "p99_ms", "queue_p99_ms")
-MEASURES: Final = ("papers/benchmarks/curves_live.py", "src/batchmaker/engine", "src/batchmaker/scheduler")
+MEASURES: Final = ("papers/benchmarks/curves_live.py", "src/batchmaker/engine", "src/batchmaker/core")
 
 
 def measured_live(data: Path, *, quick: bool) -> Result:

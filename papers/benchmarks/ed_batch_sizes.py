@@ -46,7 +46,7 @@ CORTEX: Final = {"networks": ("treegru", "treelstm"), "hidden": (256, 512), "bat
 MEASURES: Final = (
     "papers/benchmarks/ed_batch_sizes.py", "papers/benchmarks/ed_batch_throughput.py",
     "papers/benchmarks/dynet_networks.py", "papers/benchmarks/dynet_workloads.py", "src/batchmaker/compile",
-    "src/batchmaker/engine", *CPU_EXECUTOR, "src/batchmaker/scheduler", "src/batchmaker/policies/agenda.py",
+    "src/batchmaker/engine", *CPU_EXECUTOR, "src/batchmaker/core", "src/batchmaker/policies/agenda.py",
     "src/batchmaker/policies/depth.py", "src/batchmaker/policies/learned", "papers/src/batchmaker_papers/learners",
 )  # fmt: skip
 Cell = dict[str, float]

@@ -63,7 +63,7 @@ LEARN_BATCH: Final = 64
 QUICK: Final = 64
 MEASURES: Final = (
     "papers/benchmarks/ed_batch_throughput.py", "papers/benchmarks/gate_by_gate.py", "src/batchmaker/compile",
-    "src/batchmaker/engine", *CPU_EXECUTOR, "src/batchmaker/scheduler", "src/batchmaker/policies/agenda.py",
+    "src/batchmaker/engine", *CPU_EXECUTOR, "src/batchmaker/core", "src/batchmaker/policies/agenda.py",
     "src/batchmaker/policies/depth.py", "src/batchmaker/policies/sufficient.py", "src/batchmaker/policies/learned",
     "papers/src/batchmaker_papers/learners",
 )  # fmt: skip

@@ -58,7 +58,7 @@ TRACE = "AzureLLMInferenceTrace_code.csv"
 KEPT = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "throughput_rps", "goodput_rps", "violation_share", "mean_batch")
 MEASURES = (
     "papers/benchmarks/lazybatching_cases.py", "papers/src/batchmaker_papers/npu", "src/batchmaker/lab/simulator",
-    "src/batchmaker/scheduler", "src/batchmaker/policies/cellular.py", "src/batchmaker/policies/joining.py",
+    "src/batchmaker/core", "src/batchmaker/policies/cellular.py", "src/batchmaker/policies/joining.py",
     "src/batchmaker/policies/lazy.py", "src/batchmaker/policies/requests.py", "src/batchmaker/policies/expectation.py",
 )  # fmt: skip
 """What decides the results."""

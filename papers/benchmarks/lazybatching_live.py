@@ -78,7 +78,7 @@ OURS: Final = ("Eq. 2", LAZY, CELLULAR, AUTO)
 """The ways that the best window is compared with."""
 MEASURES: Final = (
     "papers/benchmarks/lazybatching_live.py", "src/batchmaker/engine", "src/batchmaker/policies",
-    "src/batchmaker/scheduler", "src/batchmaker/lab/baselines", "src/batchmaker/lab/zoo/transformer.py",
+    "src/batchmaker/core", "src/batchmaker/lab/baselines", "src/batchmaker/lab/zoo/transformer.py",
 )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ REAL_LOADS = (0.3, 0.6)
 FULL_FIRST = learned.full_first
 MEASURES = (
     "papers/benchmarks/learned_online.py", "papers/src/batchmaker_papers/learners", "src/batchmaker/engine",
-    "src/batchmaker/policies", "src/batchmaker/scheduler", "src/batchmaker/lab/simulator",
+    "src/batchmaker/policies", "src/batchmaker/core", "src/batchmaker/lab/simulator",
 )  # fmt: skip
 AT_ONCE = 256
 """Requests that are there at once where capacity is measured."""

@@ -41,7 +41,7 @@ ROUNDS: Final = 5
 NUMBER = ValueSpec((), "int64")
 MEASURES: Final = (
     "papers/benchmarks/simulator.py", "src/batchmaker/lab/simulator", "src/batchmaker/lab/baselines/window.py",
-    "src/batchmaker/policies/cellular.py", "src/batchmaker/policies/lazy.py", "src/batchmaker/scheduler",
+    "src/batchmaker/policies/cellular.py", "src/batchmaker/policies/lazy.py", "src/batchmaker/core",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Compiles loops in several processes before a start needs them, which is long at the first start of an installation.
 
-What is needed is named by functions that call every loop once, such as `scheduler/warm_up.py`. One process runs them as
+What is needed is named by functions that call every loop once, such as `core/warm_up.py`. One process runs them as
 Python code, which takes no time, and notes which loops are called with which types. Other processes compile these, a
 module at a time. They keep the machine code where every process looks for it, so the start, which calls the same
 functions, only loads it. What a process fails to compile, the start compiles itself.

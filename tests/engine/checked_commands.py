@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from batchmaker.scheduler.commands import ZERO_TABLE, Admit, Read, Reserve, RunTask, StateStored, TaskLanes
-from batchmaker.scheduler.core import Scheduler
+from batchmaker.core.commands import ZERO_TABLE, Admit, Read, Reserve, RunTask, StateStored, TaskLanes
+from batchmaker.core.scheduler import Scheduler
 
 
 class CommandChecks:

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import batchmaker as bm
+from batchmaker.core.events import RequestId
 from batchmaker.engine import Answer
 from batchmaker.errors import CancelledError, InvalidRequestError, OptionError, StoppedError
-from batchmaker.scheduler.events import RequestId
 from insides import unanswered
 from waiting import wait_until
 

@@ -14,13 +14,13 @@ from torch import nn
 
 import batchmaker as bm
 from batchmaker.clock import VirtualClock
+from batchmaker.core.scheduler import Scheduler
 from batchmaker.engine import Answer
 from batchmaker.engine.heartbeat import HUNG_AFTER_S
 from batchmaker.engine.worker import MOST_RESTARTS
 from batchmaker.engine.workers import LONG_TURN_S
 from batchmaker.errors import EngineError, ModelError, SequenceError
 from batchmaker.policies.cellular import CellularPolicy
-from batchmaker.scheduler.core import Scheduler
 from insides import scheduler, scheduler_of, unanswered, watchdog, workers
 from waiting import wait_until
 

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import batchmaker as bm
+from batchmaker.core.scheduler import Scheduler
 from batchmaker.engine import Answer
 from batchmaker.engine.arrivals import Arrivals
 from batchmaker.engine.cell_driver import CellDriver
@@ -33,7 +34,6 @@ from batchmaker.errors import CancelledError, RequestError, SequenceError
 from batchmaker.executor.compute import ComputingExecutor
 from batchmaker.executor.inline import InlineExecutor
 from batchmaker.model.unfolding import Unfolding
-from batchmaker.scheduler.core import Scheduler
 from covering import covering
 from insides import num_unanswered
 

@@ -968,7 +968,7 @@ def test_a_state_may_be_any_mapping() -> None:
 
 
 def test_regions_are_forgotten_once_they_are_many_and_no_request_has_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchmaker.scheduler.frames.MOST_CODE", 0)
+    monkeypatch.setattr("batchmaker.core.frames.MOST_CODE", 0)
     with bm.Engine(EvenNumbers(), threads=1) as engine:
         for top in (3, 6, 2, 7, 6):
             assert engine.submit(top).result(60).tolist() == list(range(2, top + 1, 2))

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import batchmaker as bm
+from batchmaker.core.commands import Reserve
 from batchmaker.errors import MemoryLimitError, lacks_memory
 from batchmaker.executor.state_tables import StateTables
-from batchmaker.scheduler.commands import Reserve
 
 
 class Totals(bm.Model):

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import batchmaker as bm
+from batchmaker.core.commands import Reserve
 from batchmaker.engine.cell_driver import MOST_UNKNOWN
 from batchmaker.errors import CellError, InvalidRequestError, SequenceError, SequenceStateError
 from batchmaker.executor.state_tables import StateTables
@@ -26,7 +27,6 @@ from batchmaker.graph.spec import ValueSpec
 from batchmaker.lab import zoo
 from batchmaker.model.moved_state import MovedState, written
 from batchmaker.model.sequence_state import KeptHandle, KeptState
-from batchmaker.scheduler.commands import Reserve
 from covering import covering
 
 SMALL = {"vocabulary_size": 40, "hidden": 8, "max_batch": 8}

@@ -9,10 +9,10 @@ import pytest
 from engine_models import Totals
 
 from batchmaker.clock import VirtualClock
+from batchmaker.core.events import RequestId
 from batchmaker.engine.open_sequences import Sequences
 from batchmaker.engine.request import Chunk, SequenceEntry, Settled, Ticket
 from batchmaker.errors import CancelledError, DeadlineError, SequenceError
-from batchmaker.scheduler.events import RequestId
 
 
 class Desk:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import batchmaker as bm
+from batchmaker.core.commands import Reply
+from batchmaker.core.layout import NODES
 from batchmaker.engine.answer import Answer
 from batchmaker.errors import CancelledError, CellError, SequenceError
-from batchmaker.scheduler.commands import Reply
-from batchmaker.scheduler.layout import NODES
 from insides import scheduler
 from waiting import wait_until
 

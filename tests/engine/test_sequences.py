@@ -16,6 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import batchmaker as bm
+from batchmaker.core.commands import Read, RunTask
+from batchmaker.core.layout import NODES, SUBGRAPHS
+from batchmaker.core.live_streams import FRAMES
 from batchmaker.errors import (
     CellError,
     DeadlineError,
@@ -24,9 +27,6 @@ from batchmaker.errors import (
     SequenceError,
 )
 from batchmaker.lab import zoo
-from batchmaker.scheduler.commands import Read, RunTask
-from batchmaker.scheduler.layout import NODES, SUBGRAPHS
-from batchmaker.scheduler.live_streams import FRAMES
 from insides import scheduler
 from waiting import wait_until
 

@@ -10,10 +10,10 @@ from engine_models import Sums
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchmaker.core.events import RequestId
 from batchmaker.engine import Ticket
 from batchmaker.engine.stats import LatencyHistogram, ServiceStats
 from batchmaker.errors import CellError, DeadlineError, RefusedError
-from batchmaker.scheduler.events import RequestId
 
 
 def ticket(latency_s: float, deadline_s: float | None = None) -> Ticket:

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from batchmaker.clock import VirtualClock
+from batchmaker.core.events import RequestId
 from batchmaker.engine.incoming import FEWEST_ARRIVALS, MOST_ARRIVALS, SOON_S
 from batchmaker.engine.request import Ticket
 from batchmaker.engine.worker import Worker
-from batchmaker.scheduler.events import RequestId
 
 
 class Taking:

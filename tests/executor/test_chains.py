@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchmaker.core.commands import ZERO_TABLE, Keep, Lanes, RowSource, RunTask, Step, TableId, TaskLanes
+from batchmaker.core.events import TaskId, WorkerId
 from batchmaker.executor.cuda.chains import Chains, chains_of
 from batchmaker.graph.spec import TypeId
-from batchmaker.scheduler.commands import ZERO_TABLE, Keep, Lanes, RowSource, RunTask, Step, TableId, TaskLanes
-from batchmaker.scheduler.events import TaskId, WorkerId
 
 H_LANES, C_LANES, H_ROWS, C_ROWS = (TableId(number) for number in (3, 4, 5, 6))
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from fake_device import FakeDevice
 
+from batchmaker.core.commands import Reserve, TableId, TableSpec
 from batchmaker.errors import DeviceError
 from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.state_tables import DeviceTables
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.scheduler.commands import Reserve, TableId, TableSpec
 
 TABLE = TableId(1)
 

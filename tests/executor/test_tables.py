@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from batchmaker.core.commands import ZERO_TABLE, Reserve, RowSource, TableId, TableSpec
 from batchmaker.executor.state_tables import StateTables
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, RowSource, TableId, TableSpec
 
 TABLE = TableId(1)
 

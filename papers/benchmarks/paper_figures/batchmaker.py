@@ -115,7 +115,7 @@ FIGURES: Final = (
         "reproduced",
         "requests leave at 2, 3, 3, 5",
         "the same times, step by step",
-        where="`tests/scheduler/test_golden_timelines.py`",
+        where="`tests/core/test_golden_timelines.py`",
         picture="../../../docs/images/timeline.png",
     ),
     Figure(

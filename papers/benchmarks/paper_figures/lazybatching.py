@@ -159,7 +159,7 @@ FIGURES: Final = (
         "reproduced",
         "a timeline",
         "the same timeline",
-        where="`tests/scheduler/test_lazy_batching.py`",
+        where="`tests/core/test_lazy_batching.py`",
     ),
     Figure(
         "Figure 11",

@@ -13,9 +13,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NoReturn, Protocol, final
 
+from batchmaker.core.events import RequestId
 from batchmaker.engine.observers import call_quietly
 from batchmaker.errors import CancelledError, OptionError
-from batchmaker.scheduler.events import RequestId
 
 _END: Final = object()
 """Marks the end of the streamed values in a queue."""

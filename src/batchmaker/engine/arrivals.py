@@ -11,6 +11,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.core.commands import Admit, TableId
 from batchmaker.engine.request import InFlight, Ticket
 from batchmaker.graph.spec import CellType
 from batchmaker.model.cell import Cell
@@ -21,7 +22,6 @@ from batchmaker.model.template_cache import ProvenTemplates, Sight, TemplateCach
 from batchmaker.model.template_values import Given, TemplateValues, gather
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding
-from batchmaker.scheduler.commands import Admit, TableId
 
 Write = Callable[[TableId, slice | NDArray[np.int64], Any], None]
 

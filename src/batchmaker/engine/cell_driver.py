@@ -12,6 +12,34 @@ from torch import Tensor
 
 from batchmaker.clock import Clock
 from batchmaker.compile.export import torch_dtype
+from batchmaker.core.commands import (
+    Admit,
+    Collect,
+    Command,
+    Decided,
+    Fail,
+    NodesBegun,
+    Read,
+    Reply,
+    Reserve,
+    RunTask,
+    StateStored,
+    StoredRow,
+)
+from batchmaker.core.events import (
+    Event,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestId,
+    SequenceClosed,
+    SequenceId,
+    SequenceRestored,
+    StepsFinished,
+    TaskId,
+    TimePassed,
+)
+from batchmaker.core.scheduler import Scheduler
 from batchmaker.engine.arrivals import Arrivals
 from batchmaker.engine.driver import OnDevice, at_fault, blamed, error_of
 from batchmaker.engine.observers import Onlooker, call_quietly
@@ -32,34 +60,6 @@ from batchmaker.model.sequence_state import NOTHING_KEPT
 from batchmaker.model.structure import Handle
 from batchmaker.model.template_cache import ProvenTemplates, TemplateCache
 from batchmaker.model.unfolding import computed, end_of_loop
-from batchmaker.scheduler.commands import (
-    Admit,
-    Collect,
-    Command,
-    Decided,
-    Fail,
-    NodesBegun,
-    Read,
-    Reply,
-    Reserve,
-    RunTask,
-    StateStored,
-    StoredRow,
-)
-from batchmaker.scheduler.core import Scheduler
-from batchmaker.scheduler.events import (
-    Event,
-    RequestArrived,
-    RequestCancelled,
-    RequestFailed,
-    RequestId,
-    SequenceClosed,
-    SequenceId,
-    SequenceRestored,
-    StepsFinished,
-    TaskId,
-    TimePassed,
-)
 
 _DATA: Final = "its data"
 

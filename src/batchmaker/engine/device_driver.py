@@ -22,6 +22,7 @@ from torch import Tensor
 from batchmaker.clock import Clock
 from batchmaker.compile.export import row_bytes, torch_dtype
 from batchmaker.compile.run_form import RunForm
+from batchmaker.core.events import RequestId
 from batchmaker.device.core import DeviceCore, Reported
 from batchmaker.device.layout import NONE
 from batchmaker.device.memory import Sizes
@@ -44,7 +45,6 @@ from batchmaker.model.structure import Handle
 from batchmaker.model.unfolding import Unfolding
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.cellular import CellularPolicy
-from batchmaker.scheduler.events import RequestId
 
 _LOG: Final = logging.getLogger("batchmaker.engine")
 

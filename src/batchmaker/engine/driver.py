@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from batchmaker.compile.run_form import RunForm
+from batchmaker.core.commands import Fail, FailureKind
+from batchmaker.core.events import RequestId
 from batchmaker.engine.request import InFlight, Settled, Ticket
 from batchmaker.engine.stats import DriverStats, StepSeen
 from batchmaker.errors import (
@@ -25,8 +27,6 @@ from batchmaker.errors import (
     said_by,
 )
 from batchmaker.graph.spec import TypeId
-from batchmaker.scheduler.commands import Fail, FailureKind
-from batchmaker.scheduler.events import RequestId
 
 _FAILURES: dict[FailureKind, type[BatchmakerError]] = {
     FailureKind.CANCELLED: CancelledError,

@@ -8,10 +8,10 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final, final
 
+from batchmaker.core.events import RequestId
 from batchmaker.engine.request import SequenceEntry, Ticket
 from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.line import WaitingLine
-from batchmaker.scheduler.events import RequestId
 
 FEWEST_ARRIVALS: Final = 64
 MOST_ARRIVALS: Final = 256

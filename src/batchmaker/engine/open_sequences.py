@@ -15,6 +15,8 @@ from functools import partial
 from typing import Final, final
 
 from batchmaker.clock import Clock
+from batchmaker.core.deadlines import Deadlines
+from batchmaker.core.events import RequestId, SequenceId
 from batchmaker.engine import forks
 from batchmaker.engine.observers import call_quietly
 from batchmaker.engine.options import check_number
@@ -32,8 +34,6 @@ from batchmaker.engine.request import (
 )
 from batchmaker.errors import CancelledError, DeadlineError, OptionError, SequenceError, SequenceLimitError
 from batchmaker.model.sequence_state import NOTHING_KEPT
-from batchmaker.scheduler.deadlines import Deadlines
-from batchmaker.scheduler.events import RequestId, SequenceId
 
 DEFAULT_MAX_SEQUENCES = 1024
 DEFAULT_IDLE_TIMEOUT_S = 60.0

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.arrays import Ints
+from batchmaker.core.commands import Admit
+from batchmaker.core.events import RequestId, SequenceId
 from batchmaker.engine.answer import Answer, call_soon, wake_all
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CancelledError, CellError, said_by
 from batchmaker.graph.values import ValueSequence
@@ -28,8 +30,6 @@ from batchmaker.model.structure import Handle, owned
 from batchmaker.model.template_values import TemplateValues
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding, end_of_loop
-from batchmaker.scheduler.commands import Admit
-from batchmaker.scheduler.events import RequestId, SequenceId
 
 
 class SequenceKeeper(Protocol):

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from batchmaker.arrays import Ints
 from batchmaker.compile.export import row_bytes, torch_dtype
+from batchmaker.core.commands import Collect, Decided, RunTask, within
+from batchmaker.core.layout import OUTPUTS
 from batchmaker.engine.request import InFlight
 from batchmaker.engine.stop_tests import Failures, StopTests
 from batchmaker.executor.base import StepsResult
@@ -26,8 +28,6 @@ from batchmaker.graph.values import ValueSequence
 from batchmaker.model.region_recorder import Recorded
 from batchmaker.model.scope import OpenLoop
 from batchmaker.model.structure import Handle
-from batchmaker.scheduler.commands import Collect, Decided, RunTask, within
-from batchmaker.scheduler.layout import OUTPUTS
 
 _UNBIND_COPY: Final[Any] = torch.unbind_copy
 _SPLIT_COPY: Final[Any] = torch.split_with_sizes_copy

@@ -24,6 +24,10 @@ from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.passes import interpreter
 from batchmaker.compiled import config, kept_in, place
 from batchmaker.compiling import compiled_ahead
+from batchmaker.core.batching import TASK_S
+from batchmaker.core.commands import Reserve
+from batchmaker.core.scheduler import Scheduler
+from batchmaker.core.warm_up import prepare
 from batchmaker.cost.latency import CellLatency, LatencyTable
 from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
 from batchmaker.engine.catalogue import Catalogue, CatalogueEntry
@@ -40,10 +44,6 @@ from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.template_cache import ProvenTemplates
 from batchmaker.policies.base import CellPolicy, GraphPolicy
-from batchmaker.scheduler.batching import TASK_S
-from batchmaker.scheduler.commands import Reserve
-from batchmaker.scheduler.core import Scheduler
-from batchmaker.scheduler.warm_up import prepare
 
 _LOG: Final = logging.getLogger("batchmaker.engine")
 
@@ -68,7 +68,7 @@ WHOLE_REQUESTS: Final = "batchmaker.lab.baselines.driver"
 
 
 _ALWAYS: Final = (
-    "batchmaker.scheduler.warm_up",
+    "batchmaker.core.warm_up",
     "batchmaker.compile.passes.interpreter",
     "batchmaker.executor.by_table",
 )

@@ -13,12 +13,12 @@ from typing import Final, final
 import numpy as np
 
 from batchmaker.arrays import Ints
+from batchmaker.core.commands import RunTask
+from batchmaker.core.events import RequestId
 from batchmaker.engine.request import Settled
 from batchmaker.errors import DeadlineError, RefusedError
 from batchmaker.executor.base import StepsResult
 from batchmaker.graph.spec import CellType, TypeId
-from batchmaker.scheduler.commands import RunTask
-from batchmaker.scheduler.events import RequestId
 
 _SHORTEST_S: Final = 1e-6
 _PER_DOUBLING: Final = 16

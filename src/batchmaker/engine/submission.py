@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any, Final, Protocol, cast, final
 
 from batchmaker.clock import Clock
+from batchmaker.core.events import RequestId
 from batchmaker.engine import forks
 from batchmaker.engine.answer import Answer, Handover, Values
 from batchmaker.engine.catalogue import CatalogueEntry
 from batchmaker.engine.request import Answers, Ticket
 from batchmaker.errors import QueueFullError
-from batchmaker.scheduler.events import RequestId
 
 _SENT_TOGETHER: Final = 256
 """The most requests that `map` sends at once."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
+from batchmaker.core.events import RequestId
 from batchmaker.engine.request import Outbox, Settled, Ticket
 from batchmaker.errors import BatchmakerError, CancelledError
-from batchmaker.scheduler.events import RequestId
 
 
 @final

@@ -12,6 +12,7 @@ from typing import final
 
 from batchmaker.clock import Clock
 from batchmaker.compile.run_form import AT_ITS_LENGTH
+from batchmaker.core.events import CellTypeAdded, Event, GraphExtended, RequestArrived, RequestFailed
 from batchmaker.engine.arrivals import Arrivals
 from batchmaker.engine.driver import blamed
 from batchmaker.engine.request import InFlight, Settled, Ticket
@@ -28,7 +29,6 @@ from batchmaker.model.template_cache import Sight
 from batchmaker.model.template_values import TemplateValues
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding
-from batchmaker.scheduler.events import CellTypeAdded, Event, GraphExtended, RequestArrived, RequestFailed
 
 _LOG = logging.getLogger("batchmaker.engine")
 

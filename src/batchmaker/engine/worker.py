@@ -11,10 +11,11 @@ from functools import partial
 from typing import Final, final
 
 from batchmaker.clock import Clock
+from batchmaker.core.events import RequestId
 from batchmaker.engine import forks
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.heartbeat import Heartbeat, Watchdog, stack_of
-from batchmaker.engine.incoming import Incoming, Item
+from batchmaker.engine.incoming import FEWEST_ARRIVALS, Incoming, Item
 from batchmaker.engine.observers import release_frames
 from batchmaker.engine.request import Settled, SettledChunk, Ticket
 from batchmaker.engine.unanswered import Unanswered
@@ -28,7 +29,6 @@ from batchmaker.errors import (
     said_by,
 )
 from batchmaker.policies.ageing import AGED_EVERY
-from batchmaker.scheduler.events import RequestId
 
 STOP_PATIENCE_S: Final = 60.0
 """Seconds. If one turn takes longer than this, `stop` without `within_s` waits no longer."""
@@ -399,7 +399,7 @@ class Worker:
         if beside:
             arrivals = incoming.first_beside(wanted=self._driver.wants_requests)
         else:
-            arrivals = incoming.first(self._driver.begin_together)
+            arrivals = incoming.first(self._driver.begin_together if incoming.num_waiting > FEWEST_ARRIVALS else None)
         self._driver.advance(arrivals)
         note = incoming.began_beside if beside else incoming.began
         note(arrivals, self._clock.now_s() - began_s)

@@ -15,12 +15,12 @@ from typing import Any, Final, final
 import numpy as np
 from torch import Tensor
 
+from batchmaker.core.events import RequestId
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.request import Ticket
 from batchmaker.engine.stats import DriverStats
 from batchmaker.engine.worker import Worker
-from batchmaker.scheduler.events import RequestId
 
 TO_BE_BUSY: Final = 0.7
 """The share of its time that a worker computes, if it does not wait for the interpreter's lock for too long."""

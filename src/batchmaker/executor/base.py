@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.compile.run_form import RunForm
+from batchmaker.core.commands import Reserve, RunTask, TableId
+from batchmaker.core.events import TaskId
 from batchmaker.errors import said_by
 from batchmaker.graph.spec import TypeId
-from batchmaker.scheduler.commands import Reserve, RunTask, TableId
-from batchmaker.scheduler.events import TaskId
 
 
 @dataclass(frozen=True, slots=True)

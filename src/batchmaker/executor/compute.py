@@ -13,13 +13,13 @@ from torch import Tensor
 
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.run_form import RunForm, run_form
+from batchmaker.core.commands import Reserve, RunTask, TableId
 from batchmaker.errors import OptionError
 from batchmaker.executor.base import RunCounts, StepsResult
 from batchmaker.executor.state_tables import StateTables
 from batchmaker.executor.task_loop import HOISTED_SIZES
 from batchmaker.executor.task_steps import TaskRunner
 from batchmaker.graph.spec import CellType, TypeId
-from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 
 
 class ComputingExecutor(ABC):

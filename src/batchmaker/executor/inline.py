@@ -13,13 +13,13 @@ from typing import final
 import torch
 
 from batchmaker.compile.binding import BoundCell
+from batchmaker.core.commands import RunTask
 from batchmaker.errors import RAISED_BY_USERS
 from batchmaker.executor.base import LoopTests, StepsResult, failed_result
 from batchmaker.executor.compute import ComputingExecutor
 from batchmaker.executor.processors import default_threads
 from batchmaker.executor.task_steps import RunningTask
 from batchmaker.graph.spec import CellType
-from batchmaker.scheduler.commands import RunTask
 
 
 @final

@@ -13,9 +13,9 @@ from torch import Tensor
 from batchmaker.arrays import Ints
 from batchmaker.compile.export import torch_dtype
 from batchmaker.compile.memories import room_for
+from batchmaker.core.commands import RunTask, TableId, TaskMemories
 from batchmaker.executor.state_tables import StateTables, as_array
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.scheduler.commands import RunTask, TableId, TaskMemories
 
 
 @dataclass(slots=True)

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.core.commands import Reserve, RunTask, TableId
 from batchmaker.executor.base import StepsResult
 from batchmaker.graph.spec import TypeId
-from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 
 
 @final

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from batchmaker.arrays import Ints
 from batchmaker.compile.export import torch_dtype
+from batchmaker.core.commands import ZERO_TABLE, Reserve, RowSource, TableId
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, RowSource, TableId
 
 _ALIGNMENT = 64
 _BLOCK_BYTES = 1 << 20

@@ -16,13 +16,13 @@ from batchmaker.arrays import Ints
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.node_loop import NodeTask
 from batchmaker.compile.state_loop import StateTask
+from batchmaker.core.commands import RunTask, TableId, TaskLanes
 from batchmaker.executor.base import LoopTests
 from batchmaker.executor.state_tables import StateTables
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.greedy import GreedyLoop
 from batchmaker.kernels.cpu.loop import LoopTask, RecurrentLoop
 from batchmaker.model.batch_sizes import size_ladder
-from batchmaker.scheduler.commands import RunTask, TableId, TaskLanes
 
 _NONE: Final[Ints] = np.empty(0, np.int64)
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from batchmaker.arrays import Ints
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.export import example_rows
+from batchmaker.core.commands import ZERO_TABLE, RowSource, RunTask, TableId, TaskLanes, within
+from batchmaker.core.events import WorkerId
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import LoopTests, RunCounts, StepsResult
 from batchmaker.executor.by_table import by_table
@@ -24,8 +26,6 @@ from batchmaker.executor.memories import MemoryReader
 from batchmaker.executor.state_tables import StateTables, as_array
 from batchmaker.executor.task_loop import MAX_HOISTED_ROWS, hoisted_rows, run_in_loop
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
-from batchmaker.scheduler.commands import ZERO_TABLE, RowSource, RunTask, TableId, TaskLanes, within
-from batchmaker.scheduler.events import WorkerId
 
 Outputs = tuple[Tensor, ...]
 Failures = list[tuple[int, str]]

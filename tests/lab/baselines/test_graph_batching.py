@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchmaker import policies
+from batchmaker.core.commands import Fail, FailureKind, Reply
+from batchmaker.core.events import RequestCancelled, TimePassed
 from batchmaker.errors import InvariantError
 from batchmaker.lab.baselines import POLICIES, SerialPolicy, WindowPolicy
 from batchmaker.lab.baselines.scheduler import (
@@ -22,8 +24,6 @@ from batchmaker.lab.baselines.scheduler import (
     WholeRequestArrived,
 )
 from batchmaker.policies import GraphPolicy
-from batchmaker.scheduler.commands import Fail, FailureKind, Reply
-from batchmaker.scheduler.events import RequestCancelled, TimePassed
 
 GRAPH_POLICIES = sorted(name for name, policy in POLICIES.items() if issubclass(policy, GraphPolicy))
 

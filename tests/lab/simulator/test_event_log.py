@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from simulated_models import PAIR, costs, pair
 
+from batchmaker.core.commands import RunTask
+from batchmaker.core.events import StepsFinished
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import DataError, InvariantError, OptionError
@@ -17,8 +19,6 @@ from batchmaker.lab.simulator.cells import CellSimulation
 from batchmaker.lab.simulator.replay import EventLog, SchedulerOptions, Turn, check_replay
 from batchmaker.lab.simulator.workload import Offered
 from batchmaker.policies.cellular import CellularPolicy
-from batchmaker.scheduler.commands import RunTask
-from batchmaker.scheduler.events import StepsFinished
 
 
 def live_log(name: str, requests: list[Any], **options: Any) -> EventLog:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import batchmaker as bm
 from batchmaker import policies
 from batchmaker.cli.cell_times import bound_registry
+from batchmaker.core.commands import RunTask
 from batchmaker.errors import InvalidRequestError, InvariantError, ModelError, OptionError
 from batchmaker.graph.regions import segments_of
 from batchmaker.lab import zoo
@@ -24,7 +25,6 @@ from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import Blueprint, blueprint
-from batchmaker.scheduler.commands import RunTask
 from covering import covering
 from insides import network_of
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from batchmaker.arrays import Ints
 from batchmaker.compile.recurrent_cells import C, H, Recurrence
 from batchmaker.compiled import int64s
+from batchmaker.core.commands import RunTask
 from batchmaker.executor.cuda.blocks import Blocks
 from batchmaker.executor.cuda.chains import Chains, chains_of
 from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError, Launch
@@ -26,7 +27,6 @@ from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import described
 from batchmaker.executor.cuda.state_tables import DeviceTables
 from batchmaker.kernels.layer import CallBuffers
-from batchmaker.scheduler.commands import RunTask
 
 MOST_STEPS: Final = 8
 """The most steps of a task that runs in one launch. BatchMaker's MaxTasksToSubmit is 5."""

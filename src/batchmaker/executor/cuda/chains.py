@@ -8,7 +8,7 @@ import numpy as np
 
 from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, int64s
-from batchmaker.scheduler.commands import RunTask
+from batchmaker.core.commands import RunTask
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.run_form import RunForm
+from batchmaker.core.commands import ZERO_TABLE, Reserve, RowSource, RunTask, TableId
 from batchmaker.errors import RAISED_BY_USERS, DeviceError, OptionError
 from batchmaker.executor.base import RunCounts, StepsResult, failed_result
 from batchmaker.executor.cuda.at_once import PlannedTask
@@ -29,7 +30,6 @@ from batchmaker.executor.cuda.step_by_step import SteppedTask, chained_positions
 from batchmaker.executor.cuda.watcher import Counting, Watcher
 from batchmaker.executor.task_loop import MAX_HOISTED_ROWS
 from batchmaker.graph.spec import CellType, TypeId
-from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, RowSource, RunTask, TableId
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from batchmaker.arrays import Ints
 from batchmaker.compile.export import row_bytes
+from batchmaker.core.commands import FetchOutput, within
 from batchmaker.executor.cuda.blocks import Blocks
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.scheduler.commands import FetchOutput, within
 
 
 @final

@@ -16,10 +16,10 @@ from torch import Tensor
 from batchmaker.arrays import Ints
 from batchmaker.compile.export import row_bytes, torch_dtype
 from batchmaker.compiled import compiled
+from batchmaker.core.commands import ZERO_TABLE, Reserve, TableId
 from batchmaker.errors import DeviceError
 from batchmaker.executor.cuda.place import Place
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, TableId
 
 _ZERO: Final = int(ZERO_TABLE)
 

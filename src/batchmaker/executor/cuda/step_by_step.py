@@ -12,6 +12,7 @@ import numpy as np
 from batchmaker.arrays import Ints
 from batchmaker.compile.export import row_bytes
 from batchmaker.compiled import int64s
+from batchmaker.core.commands import RunTask
 from batchmaker.executor.cuda.blocks import Blocks, put_rows, put_sources
 from batchmaker.executor.cuda.cells import DeviceCells, HoistedRows
 from batchmaker.executor.cuda.fetches import fetched
@@ -19,7 +20,6 @@ from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import FETCH, KEEP, LANE, TARGETS_OF_STEP, DeviceProgram
 from batchmaker.executor.cuda.state_tables import DeviceTables
 from batchmaker.graph.spec import CellType
-from batchmaker.scheduler.commands import RunTask
 
 
 @final

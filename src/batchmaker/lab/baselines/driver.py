@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from batchmaker.clock import Clock
+from batchmaker.core.commands import Fail, Reply
+from batchmaker.core.events import RequestCancelled, RequestId, TimePassed
 from batchmaker.engine.driver import error_of
 from batchmaker.engine.request import Settled, Ticket
 from batchmaker.engine.stats import DriverStats, StepSeen
@@ -21,8 +23,6 @@ from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CellError, Inval
 from batchmaker.lab.baselines.scheduler import BatchFinished, GraphEvent, GraphScheduler, RunBatch, WholeRequestArrived
 from batchmaker.model.structure import replaced
 from batchmaker.policies.base import GraphPolicy
-from batchmaker.scheduler.commands import Fail, Reply
-from batchmaker.scheduler.events import RequestCancelled, RequestId, TimePassed
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType, final
 
+from batchmaker.core.commands import Fail, FailureKind, Reply
+from batchmaker.core.deadlines import Deadlines
+from batchmaker.core.events import RequestCancelled, RequestId, TimePassed, WorkerId
 from batchmaker.errors import InvariantError
 from batchmaker.policies.base import GraphPolicy
-from batchmaker.scheduler.commands import Fail, FailureKind, Reply
-from batchmaker.scheduler.deadlines import Deadlines
-from batchmaker.scheduler.events import RequestCancelled, RequestId, TimePassed, WorkerId
 
 BatchId = NewType("BatchId", int)
 

@@ -11,6 +11,23 @@ import numpy as np
 
 from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled, compiled_inline
+from batchmaker.core.addresses import State, state_at
+from batchmaker.core.arrive import arrive, begin, wait
+from batchmaker.core.layout import HEAD_OF_QUEUE, ID, NOWHERE, REQUEST, TAIL_OF_QUEUE
+from batchmaker.core.queues import ready_types
+from batchmaker.core.retire import FIRST_ROW, NUM_FINISHED, RETIRED, retire
+from batchmaker.core.steps import (
+    AT_NODE,
+    ENTERING,
+    NUM_STEPS,
+    OF_TYPE,
+    PART_AT,
+    PART_ENDS,
+    PART_ENTERING,
+    POSITIONS,
+    part_of,
+)
+from batchmaker.core.turn import form_next
 from batchmaker.cost.latency import corrected
 from batchmaker.lab.simulator.lazy_turns import learn_lengths, urgency_of, who_joins
 from batchmaker.lab.simulator.loop_tables import (
@@ -53,23 +70,6 @@ from batchmaker.policies.expectation import CORRECT_EVERY
 from batchmaker.policies.requests import RequestColumns, submit
 from batchmaker.policies.run_lengths import note_ended
 from batchmaker.policies.type_order import count_chains, type_order
-from batchmaker.scheduler.addresses import State, state_at
-from batchmaker.scheduler.arrive import arrive, begin, wait
-from batchmaker.scheduler.layout import HEAD_OF_QUEUE, ID, NOWHERE, REQUEST, TAIL_OF_QUEUE
-from batchmaker.scheduler.queues import ready_types
-from batchmaker.scheduler.retire import FIRST_ROW, NUM_FINISHED, RETIRED, retire
-from batchmaker.scheduler.steps import (
-    AT_NODE,
-    ENTERING,
-    NUM_STEPS,
-    OF_TYPE,
-    PART_AT,
-    PART_ENDS,
-    PART_ENTERING,
-    POSITIONS,
-    part_of,
-)
-from batchmaker.scheduler.turn import form_next
 
 
 @compiled_inline

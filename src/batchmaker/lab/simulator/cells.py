@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.arrays import Ints
+from batchmaker.core.commands import Admit, Fail, NodesBegun, Reply, RunTask
+from batchmaker.core.events import CellTypeAdded, Event, RequestArrived, RequestId, StepsFinished, TimePassed
+from batchmaker.core.scheduler import Scheduler
 from batchmaker.cost.profile import Overhead
 from batchmaker.errors import OptionError
 from batchmaker.lab.simulator.core_tables import task_s
@@ -17,9 +20,6 @@ from batchmaker.lab.simulator.decisions import Deciding
 from batchmaker.lab.simulator.driver import Observe, Simulation
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
 from batchmaker.policies.base import CellPolicy
-from batchmaker.scheduler.commands import Admit, Fail, NodesBegun, Reply, RunTask
-from batchmaker.scheduler.core import Scheduler
-from batchmaker.scheduler.events import CellTypeAdded, Event, RequestArrived, RequestId, StepsFinished, TimePassed
 
 NO_OVERHEAD: Final = Overhead()
 

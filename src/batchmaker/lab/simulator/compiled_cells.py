@@ -9,6 +9,7 @@ from typing import final
 import numpy as np
 
 from batchmaker.arrays import Floats, Ints
+from batchmaker.core.steps import HEADER
 from batchmaker.cost.profile import Overhead
 from batchmaker.errors import InvariantError, OptionError
 from batchmaker.graph.spec import CellType
@@ -46,7 +47,6 @@ from batchmaker.policies.expectation import CORRECT_EVERY, NOBODY, ExpectedStepT
 from batchmaker.policies.lazy import LazyPolicy
 from batchmaker.policies.requests import RequestColumns, RequestTable
 from batchmaker.policies.run_lengths import MOST_NOTED
-from batchmaker.scheduler.steps import HEADER
 
 
 def compiled_cells(

@@ -10,15 +10,9 @@ from typing import Final, final
 import numpy as np
 
 from batchmaker.arrays import Ints
-from batchmaker.cost.profile import Overhead
-from batchmaker.graph.cell_graph import CellGraph, Run
-from batchmaker.graph.spec import CellType
-from batchmaker.lab.simulator.workload import ShapedRequests, SimulatedRequest
-from batchmaker.policies.base import CellPolicy
-from batchmaker.scheduler.batching import TASK_S
-from batchmaker.scheduler.core import Scheduler
-from batchmaker.scheduler.events import CellTypeAdded
-from batchmaker.scheduler.layout import (
+from batchmaker.core.batching import TASK_S
+from batchmaker.core.events import CellTypeAdded
+from batchmaker.core.layout import (
     EDGES,
     EXTENT_NUM_EDGES,
     EXTENTS,
@@ -31,7 +25,13 @@ from batchmaker.scheduler.layout import (
     SLOTS,
     SUBGRAPHS,
 )
-from batchmaker.scheduler.state import SchedulerState
+from batchmaker.core.scheduler import Scheduler
+from batchmaker.core.state import SchedulerState
+from batchmaker.cost.profile import Overhead
+from batchmaker.graph.cell_graph import CellGraph, Run
+from batchmaker.graph.spec import CellType
+from batchmaker.lab.simulator.workload import ShapedRequests, SimulatedRequest
+from batchmaker.policies.base import CellPolicy
 
 _NO_LIMIT: Final = 1 << 62
 

@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.core.commands import Fail, FailureKind, Reply
+from batchmaker.core.events import WorkerId
 from batchmaker.errors import InvariantError, OptionError
 from batchmaker.lab.simulator.workload import ANSWERED, GIVEN_UP, REFUSED, Offered, Records
-from batchmaker.scheduler.commands import Fail, FailureKind, Reply
-from batchmaker.scheduler.events import WorkerId
 
 Ran = TypeVar("Ran")
 """Work submitted to a worker."""

@@ -8,6 +8,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.core.commands import Fail, Reply
+from batchmaker.core.events import RequestId, TimePassed
 from batchmaker.lab.baselines.scheduler import (
     BatchFinished,
     GraphEvent,
@@ -19,8 +21,6 @@ from batchmaker.lab.simulator.costs import StepCosts
 from batchmaker.lab.simulator.driver import Observe, Simulation
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.policies.base import GraphPolicy
-from batchmaker.scheduler.commands import Fail, Reply
-from batchmaker.scheduler.events import RequestId, TimePassed
 
 
 @final

@@ -19,11 +19,7 @@ import msgspec
 import numpy as np
 
 from batchmaker import policies
-from batchmaker.errors import DataError, InvariantError, OptionError
-from batchmaker.graph.cell_graph import CellGraph
-from batchmaker.policies.ageing import AGED_EVERY
-from batchmaker.policies.base import CellPolicy
-from batchmaker.scheduler.commands import (
+from batchmaker.core.commands import (
     Admit,
     Command,
     Fail,
@@ -34,8 +30,7 @@ from batchmaker.scheduler.commands import (
     StateStored,
     StoredRow,
 )
-from batchmaker.scheduler.core import Scheduler
-from batchmaker.scheduler.events import (
+from batchmaker.core.events import (
     CellTypeAdded,
     Event,
     GraphExtended,
@@ -47,6 +42,11 @@ from batchmaker.scheduler.events import (
     StepsFinished,
     TimePassed,
 )
+from batchmaker.core.scheduler import Scheduler
+from batchmaker.errors import DataError, InvariantError, OptionError
+from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.policies.ageing import AGED_EVERY
+from batchmaker.policies.base import CellPolicy
 
 VERSION: Final = 2
 _CLASSES: Final = {

@@ -8,6 +8,7 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.core.batching import BATCHES_AHEAD
 from batchmaker.errors import OptionError
 from batchmaker.fleet.routing import Router
 from batchmaker.graph.cell_graph import Run
@@ -20,7 +21,6 @@ from batchmaker.lab.simulator.run import SimulatedDevice
 from batchmaker.lab.simulator.workload import SimulatedModel, SimulatedRequest
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.cellular import CellularPolicy
-from batchmaker.scheduler.batching import BATCHES_AHEAD
 
 MOST_HELD: Final = 1 << 16
 """Requests that one call of the loop may put aside."""

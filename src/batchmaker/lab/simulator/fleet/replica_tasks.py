@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from batchmaker.arrays import Floats, Ints
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.addresses import state_at
-from batchmaker.scheduler.arrive import arrive
-from batchmaker.scheduler.batching import form
-from batchmaker.scheduler.layout import HEAD_OF_QUEUE, MAX_BATCH, TAIL_OF_QUEUE
-from batchmaker.scheduler.retire import NUM_FINISHED, RETIRED, retire
-from batchmaker.scheduler.step_times import learn_steps
-from batchmaker.scheduler.steps import DONE, NUM_STEPS, PART_ENDS, POSITIONS, part_of
+from batchmaker.core.addresses import state_at
+from batchmaker.core.arrive import arrive
+from batchmaker.core.batching import form
+from batchmaker.core.layout import HEAD_OF_QUEUE, MAX_BATCH, TAIL_OF_QUEUE
+from batchmaker.core.retire import NUM_FINISHED, RETIRED, retire
+from batchmaker.core.step_times import learn_steps
+from batchmaker.core.steps import DONE, NUM_STEPS, PART_ENDS, POSITIONS, part_of
 
 
 class ChainCosts(NamedTuple):
