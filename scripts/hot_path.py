@@ -25,7 +25,7 @@ import numpy as np
 from torch import nn
 
 import batchmaker as bm
-from batchmaker.core import core, live_streams
+from batchmaker.core import live_streams, scheduler
 from batchmaker.engine import incoming
 from batchmaker.executor import task_steps
 from batchmaker.lab import zoo
@@ -83,7 +83,7 @@ def whole_tasks() -> Iterator[Watch]:
     with (
         patch.object(incoming, "SOON_S", math.inf),
         patch.object(task_steps, "REPORT_S", math.inf),
-        patch.object(core, "TASKS_WORTH", math.inf),
+        patch.object(scheduler, "TASKS_WORTH", math.inf),
         patch.object(live_streams, "FRAMES", 0),  # no chunk is of a live stream, beside which tasks are short
     ):
         yield Watch()

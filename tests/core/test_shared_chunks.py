@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scheduler_harness import ChunkProgram, Harness, cell_type, host, same
 from test_scheduler_properties import make_cells, random_chunk
 
-from batchmaker.core import core, sequence_store
+from batchmaker.core import scheduler, sequence_store
 from batchmaker.core.commands import Admit, RunTask
 from batchmaker.core.events import Event, RequestArrived
 from batchmaker.graph.recorder import Recorder
@@ -41,13 +41,13 @@ class Shared:
     def __init__(self, harness: Harness, monkeypatch: Any) -> None:
         self.harness, self.num_arrived = harness, 0
         self._graphs: dict[Any, Any] = {}
-        arrived = core.Scheduler._arrived
+        arrived = scheduler.Scheduler._arrived
 
-        def counted(scheduler: Any, events: Sequence[RequestArrived], known: Any, commands: Any) -> None:
+        def counted(of: Any, events: Sequence[RequestArrived], known: Any, commands: Any) -> None:
             self.num_arrived += len(events)
-            arrived(scheduler, events, known, commands)
+            arrived(of, events, known, commands)
 
-        monkeypatch.setattr(core.Scheduler, "_arrived", counted)
+        monkeypatch.setattr(scheduler.Scheduler, "_arrived", counted)
         handle = harness._handle
         monkeypatch.setattr(harness, "_handle", lambda events: handle([self._sharing(event) for event in events]))
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_harness import Harness, cell_type, chain, complete_tree
 
-from batchmaker.core import core
+from batchmaker.core import scheduler
 from batchmaker.core.steps import LANES_WANTED, NUM_STEPS, ROWS_WANTED
 from batchmaker.core.turn import NUM_TYPES
 from batchmaker.policies import make
@@ -25,8 +25,8 @@ class Turns:
     def __init__(self, monkeypatch: Any) -> None:
         self.count = self.num_lacking = 0
         self.harness: Harness | None = None
-        self._turn = core.turn
-        monkeypatch.setattr(core, "turn", self)
+        self._turn = scheduler.turn
+        monkeypatch.setattr(scheduler, "turn", self)
 
     def __call__(self, addresses: Any, forms: Any, task: Any, first: int, end: int, *others: Any) -> Any:
         self.count += 1

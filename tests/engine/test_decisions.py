@@ -754,6 +754,8 @@ class Wrong(bm.Model):
                 return self.mix(inside[0], y)
             case "state":
                 return bm.while_loop(lambda s: s[1], lambda s: (s[0], flag, s[1]), (y, flag), max_steps=3)
+            case "row":
+                return bm.while_loop(lambda s: flag, lambda s: self.mix(y, y), list(range(64)), max_steps=3)
             case "changes":
                 return bm.while_loop(lambda s: s[1], lambda s: (s[0] + 1, flag), (0, flag), max_steps=3)
             case "index":
@@ -775,6 +777,7 @@ class Wrong(bm.Model):
         ("structure", "true_fn returns tuple.*false_fn one value"), ("shape", r"false_fn returns int64\[\] where"),
         ("data", "returns 1 and false_fn 2"), ("pred", "one bool or integer that a cell computes"),
         ("sequence", "returns a sequence"), ("leak", "used outside it"), ("state", "keeps its structure"),
+        ("row", r"list\(of 64, each one value\).*returns one value; .*give a row of numbers as an array"),
         ("changes", "changes from 0 to 1 in Python"), ("index", "one bool or integer"), ("none", "no branches"),
         ("steps", "collected by the same loop"), ("inner steps", "length of what a while_loop collects"),
     ],

@@ -85,3 +85,19 @@ def test_beside_live_streams_that_keep_the_workers_busy_only_urgent_requests_beg
     assert driver.taken == [1]
     assert worker._incoming.num_waiting == 2000
     assert not worker._should_accept()
+
+
+def test_requests_that_begin_together_wait_until_those_in_flight_are_done_but_for_urgent_ones() -> None:
+    driver = Taking(VirtualClock(), 1e-6)
+    worker = Worker(cast(Any, driver), lambda failed: failed, driver.clock, lambda *_: None)
+    driver.begin_together, driver.wants_requests = 512, False
+    worker.send([Ticket(RequestId(i), None, 0.0, None, model=cast(Any, None)) for i in range(600)])
+    worker._incoming.take()
+    assert not worker._should_accept()
+    worker.send([Ticket(RequestId(600), None, 0.0, None, model=cast(Any, None), priority=1)])
+    worker._incoming.take()
+    assert worker._should_accept()
+    worker._accept()
+    driver.wants_requests = True  # nothing is in flight
+    worker._turn()
+    assert driver.taken == [512, 89]

@@ -223,6 +223,16 @@ def test_shapes_that_never_come_again_are_soon_asked_for_rarely(serve: Callable[
     assert all(serving.templates.look([(0, [1, 2, 3], None)])[0] for _ in range(template_cache.ASKED))
 
 
+def test_all_of_many_requests_that_come_together_have_the_template_of_their_shape(
+    serve: Callable[..., Serving],
+) -> None:
+    serving = serve(lambda m, r: m.look.run(r))
+    for _ in range(2):
+        serving.ask([1, 2, 3])
+    sights = serving.templates.look([(0, [1, 2, 3], None)] * (2 * template_cache.MISSES))
+    assert all(sight is not None and sight[2] is not None for sight in sights)
+
+
 CHUNKS: dict[str, Callable[..., Any]] = {
     "one value": lambda m, c, s: 2 * (m.look.run(c, ([0.0, 0.0] if s is None else s,)),),
     "a dict": lambda m, c, s: (

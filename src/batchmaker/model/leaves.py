@@ -15,6 +15,8 @@ from batchmaker.model.stand_ins import StandIn
 
 _DATA: Final = (bool, int, float, np.ndarray, np.generic, Tensor)
 _PLAIN: Final = (type(None), bool, int, float, str, bytes)
+_MOST_SHOWN: Final = 4
+"""Parts of one form of which a message lists each."""
 
 
 def flat(structure: Any) -> tuple[list[Any], Any]:
@@ -59,6 +61,8 @@ def shown(form: Any) -> str:
     if isinstance(kind, tuple) and isinstance(kind[1], tuple):
         return "{" + ", ".join(f"{name}: {shown(part)}" for name, part in zip(kind[1], parts, strict=True)) + "}"
     name = (kind[0] if isinstance(kind, tuple) else kind).__name__
+    if len(parts) > _MOST_SHOWN and all(part == parts[0] for part in parts):
+        return f"{name}(of {len(parts)}, each {shown(parts[0])})"
     return f"{name}({', '.join(map(shown, parts))})"
 
 

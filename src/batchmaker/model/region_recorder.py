@@ -534,7 +534,7 @@ class Decisions:
         if found_form != form:
             raise ModelError(
                 f"{where}the state is {shown(form)} at first, and the body returns {shown(found_form)}; the state "
-                "keeps its structure"
+                "keeps its structure. A list or tuple has parts: give a row of numbers as an array or a tensor"
             )
         specs = list[ValueSpec | None]()
         for k, (before, after) in enumerate(zip(given, found, strict=True)):
