@@ -30,7 +30,7 @@ def test_no_number_is_given_out_twice_and_the_tables_have_room_for_all(
         assert arena.counts[kind] == top
         numbers = [number for first, count in held for number in range(first, first + count)]
         assert len(set(numbers)) == len(numbers) == arena.num_used(kind)
-        assert max(numbers, default=0) < len(arena._links(kind))
+        assert max(numbers, default=0) < arena._capacity(kind)
         given_back, held = held[:num_released], held[num_released:]
         firsts, released = (np.array([one[part] for one in given_back], np.int64) for part in (0, 1))
         arena.release(kind, firsts, released)

@@ -26,7 +26,8 @@ _made: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic
 
 
 class State(NamedTuple):
-    """The tables, for compiled loops. `layout` says what their fields mean.
+    """The tables, for compiled loops. `layout` says what their fields mean. Those of nodes, subgraphs, requests and
+    extents are records (see `records` of the arena): what is known of one of these is in one place of memory.
 
     - nodes: [NODE_FIELDS, nodes]. subgraphs: [SUBGRAPH_FIELDS, subgraphs]. consumer: [edges] the node that reads.
     - source_table, source: [ports, nodes] for each input, its table and the node that computes it. `source` means
@@ -123,6 +124,13 @@ def records_at(a: Ints, k: int) -> Ints:
 
 
 @compiled_inline
+def _column_at(a: Ints, k: int) -> Ints:
+    """Return table k, which has one axis, in the form that a field of records has."""
+    found: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 1], 1)).T[0]
+    return found
+
+
+@compiled_inline
 def _block_at(a: Ints, k: int) -> Ints:
     found: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2], a[k, 3]))
     return found
@@ -149,6 +157,7 @@ if config.DISABLE_JIT:  # the same without a compiler
         return np.frombuffer((ctypes.c_byte * size).from_address(address) if size else b"", dtype).reshape(axes)
 
     row_at, table_at, _block_at = (partial(_array_at, num_axes=axes) for axes in (1, 2, 3))
+    _column_at = row_at
 
     def records_at(a: Ints, k: int) -> Ints:
         return table_at(a[:, [0, 2, 1]], k).T
@@ -161,7 +170,7 @@ if config.DISABLE_JIT:  # the same without a compiler
 def state_at(a: Ints) -> State:
     """Return the tables at these addresses; see `addresses_of`."""
     return State(
-        records_at(a, 0), records_at(a, 1), row_at(a, 2), records_at(a, 3), records_at(a, 4), records_at(a, 5),
+        records_at(a, 0), records_at(a, 1), _column_at(a, 2), records_at(a, 3), records_at(a, 4), records_at(a, 5),
         records_at(a, 6),
         table_at(a, 7), table_at(a, 8), _floats_at(a, 9), table_at(a, 10), table_at(a, 11), row_at(a, 12),
         _flags_at(a, 13), table_at(a, 14), _block_at(a, 15), row_at(a, 16), _block_at(a, 17), table_at(a, 18),

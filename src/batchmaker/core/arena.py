@@ -23,9 +23,7 @@ from batchmaker.core.layout import (
     END_TABLE,
     EXTENT_FIELDS,
     FIRST,
-    FIRST_EDGE,
     FIRST_TABLE,
-    HEAD,
     HEAD_OF_QUEUE,
     KINDS,
     LANE_FIELDS,
@@ -33,7 +31,6 @@ from batchmaker.core.layout import (
     MAX_BATCH,
     MIN_BATCH,
     NEXT,
-    NEXT_SLOT,
     NOBODY,
     NODE_FIELDS,
     NODES,
@@ -134,8 +131,8 @@ class Arena:
         self.nodes = records(NODE_FIELDS, n)
         self.subgraphs = records(SUBGRAPH_FIELDS, s)
         self.consumer: Ints = np.zeros(n, np.int64)
-        self.source = records(1, n)
-        self.source_table = records(1, n)
+        self.source = records(2, n)  # of one field they would have another form for compiled loops
+        self.source_table = records(2, n)
         self.reach = records(0, n)
         self.requests = records(REQUEST_FIELDS, s)
         self.extents = records(EXTENT_FIELDS, s)
@@ -189,11 +186,10 @@ class Arena:
 
     # --- numbers that are given out ----------------------------------------------------------------------------------
 
-    def _links(self, kind: int) -> Ints:
-        """Return where free extents of a kind are linked."""
-        return (
-            self.nodes[FIRST_EDGE], self.subgraphs[HEAD], self.consumer, self.requests[NEXT_SLOT], self.extents[NEXT],
-        )[kind]  # fmt: skip
+    def _capacity(self, kind: int) -> int:
+        """Return for how many numbers of a kind there is room."""
+        tables = (self.nodes, self.subgraphs, self.consumer, self.requests, self.extents)
+        return int(tables[kind].shape[-1])
 
     def num_used(self, kind: int) -> int:
         """Return how many numbers of a kind are in use."""
@@ -201,18 +197,18 @@ class Arena:
 
     def top_after(self, kind: int, wanted: Ints) -> int:
         """Return one past the highest number after `allocate(kind, wanted)`."""
-        return extents.top_after(self.free, self.counts, kind, self._links(kind), wanted)
+        return extents.top_of_kind(self.tables, kind, wanted)
 
     def fit(self, kind: int, wanted: Ints) -> bool:
         """Make room for `allocate(kind, wanted)`; return whether the tables have grown."""
-        capacity = len(self._links(kind))
+        capacity = self._capacity(kind)
         if self.counts[kind] + 2 * wanted.sum() <= capacity:  # a size class is at most a quarter larger
             return False
         return self.make_room(kind, self.top_after(kind, wanted))
 
     def make_room(self, kind: int, top: int) -> bool:
         """Have room for numbers below `top`; return whether the tables have grown."""
-        capacity = len(self._links(kind))
+        capacity = self._capacity(kind)
         if top <= capacity:
             return False
         if kind == NODES:
@@ -230,11 +226,11 @@ class Arena:
 
     def allocate(self, kind: int, wanted: Ints) -> Ints:
         """Return the first of so many consecutive numbers, for each of `wanted`. There must be room: see `fit`."""
-        return extents.allocate_each(self.free, self.counts, kind, self._links(kind), wanted)
+        return extents.allocate_each(self.tables, kind, wanted)
 
     def release(self, kind: int, firsts: Ints, counts: Ints) -> None:
         """Give back what `allocate` has returned as `firsts` for `counts`."""
-        extents.release_each(self.free, self.counts, kind, self._links(kind), firsts, counts)
+        extents.release_each(self.tables, kind, firsts, counts)
 
     def forget_numbers(self) -> None:
         """Take all numbers back at once, as if none had been given out. Nothing may be in flight."""

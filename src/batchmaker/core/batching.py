@@ -11,7 +11,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.arrays import Ints
+from batchmaker.arrays import Flags, Ints
 from batchmaker.compiled import compiled, compiled_inline
 from batchmaker.core.addresses import state_at
 from batchmaker.core.commands import Command, FetchOutput, Keep, Reserve, RunTask, TaskLanes, TaskMemories
@@ -76,6 +76,13 @@ from batchmaker.core.steps import (
     NUM_FACTS,
     OF_TYPE,
     ON_WORKER,
+    PART_AT,
+    PART_ENDS,
+    PART_FLAGS,
+    PART_KEPT,
+    PART_MARKS,
+    PART_MEMBERS,
+    PART_MOVES,
     POSITIONS,
     ROWS_NEEDED,
     ROWS_WANTED,
@@ -263,6 +270,9 @@ def form(addresses: Ints, type_id: int, worker: int, by_age: bool, may_ask: bool
     return task
 
 
+NO_FLAGS: Final[Flags] = np.zeros((0, 0), np.bool_)
+
+
 @final
 class Batcher:
     """Makes room for tasks, and commands of them."""
@@ -312,29 +322,35 @@ class Batcher:
 
     def _described(self, task: TaskId, worker: WorkerId, entry: TypeEntry, steps: Ints, header: list[int]) -> RunTask:
         """Return the command of a packed task."""
-        parts = []
-        for begin, rows, columns in zip(*[iter(header[FIRST_PART:])] * 3, strict=True):
-            parts.append(steps[begin : begin + rows * columns].reshape(rows, columns))
-        ends, flags, at, _, _, _, moves, kept, marks, members = parts
+        ends, at, kept = (_part(steps, header, part) for part in (PART_ENDS, PART_AT, PART_KEPT))
         num_memories = len(entry.cell.memories) if self._state.plan_rows else 0
-        said, inputs = flags > 0, NUM_FACTS + (len(at) - NUM_FACTS - num_memories) // 2
-        rows = len(at) - num_memories
+        inputs, rows = NUM_FACTS + (len(at) - NUM_FACTS - num_memories) // 2, len(at) - num_memories
         keep = Keep(entry.pool.table_ids, kept[1], kept[0]) if kept.shape[1] else None
-        lanes = None
+        lanes = memories = None
+        said = _part(steps, header, PART_FLAGS) > 0 if header[ALL_FLAGS] else NO_FLAGS
         if header[ALL_FLAGS] >> HAS_LANES & 1:
             assert entry.num_step_inputs is not None
+            moves = _part(steps, header, PART_MOVES)
             tables = self._state.tables.lane_ids(worker, entry.cell, entry.num_step_inputs)
             lanes = TaskLanes(
                 tables, at[AT_LANE], said[HAS_LANES], said[IS_DENSE], moves[0], moves[1 : 1 + len(tables)],
                 moves[1 + len(tables) :],
             )  # fmt: skip
-        fetches, all_marks = list[FetchOutput](), header[ALL_MARKS]
+        if num_memories:
+            members = _part(steps, header, PART_MEMBERS)[0]
+            memories = TaskMemories(members, at[inputs : inputs + num_memories], at[rows:])
+        fetches, all_marks, marks = list[FetchOutput](), header[ALL_MARKS], _part(steps, header, PART_MARKS)[0]
         for output in range(all_marks.bit_length()):
             if all_marks >> output & 1:
-                fetches.append(FetchOutput(output, marked(marks[0], output)))
+                fetches.append(FetchOutput(output, marked(marks, output)))
         return RunTask(
             task, worker, entry.cell.type_id, header[LARGEST], ends[POSITIONS], at[AT_NODE],
             at[NUM_FACTS:inputs], at[inputs:rows], lanes, keep, tuple(fetches),
-            said[MAY_STOP] if header[ALL_FLAGS] >> MAY_STOP & 1 else None,
-            TaskMemories(members[0], at[inputs : inputs + num_memories], at[rows:]) if num_memories else None,
+            said[MAY_STOP] if header[ALL_FLAGS] >> MAY_STOP & 1 else None, memories,
         )  # fmt: skip
+
+
+def _part(steps: Ints, header: list[int], part: int) -> Ints:
+    """Return a part [rows, columns] of a packed task."""
+    begin, rows, columns = header[FIRST_PART + 3 * part : FIRST_PART + 3 * part + 3]
+    return steps[begin : begin + rows * columns].reshape(rows, columns)

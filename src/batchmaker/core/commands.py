@@ -1,6 +1,7 @@
 """The scheduler's outputs. `Scheduler.handle` returns these commands; the driver carries them out in order.
 
-They are plain data: arrays of row numbers, no tensors.
+They are plain data: arrays of row numbers, no tensors. Nobody changes a command. Those of every turn are not frozen,
+because making a frozen object takes a microsecond more.
 """
 
 from __future__ import annotations
@@ -59,8 +60,6 @@ class Admit:
     - host_tables: one per host input of the graph, in the same order.
     - kept_base: first of the stored nodes of the request's sequence. They are the local nodes before the request's own:
       local node i is node `kept_base + i`.
-
-    Nobody changes a command. It is not frozen because making a frozen object takes a microsecond more.
     """
 
     request: RequestId
@@ -103,7 +102,7 @@ class Lanes:
     arriving: tuple[tuple[RowSource, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Keep:
     """Outputs that stay in state tables for later nodes.
 
@@ -116,7 +115,7 @@ class Keep:
     positions: Ints | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FetchOutput:
     """One output that goes to the host from some positions, when the step completes."""
 
@@ -146,7 +145,7 @@ class Step:
         return len(self.nodes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TaskLanes:
     """Where the state of the chains of a task is. Positions count through all steps of the task.
 
@@ -170,7 +169,7 @@ class TaskLanes:
     move_rows: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TaskMemories:
     """Which rows of state tables each position of a task reads as memories.
 
@@ -183,7 +182,7 @@ class TaskMemories:
     lengths: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunTask:
     """Run steps of one cell type, in order, on one worker: up to MaxTasksToSubmit, or as many as the budget allows.
 
@@ -242,7 +241,7 @@ class Read:
 
 @dataclass(slots=True)
 class Reply:
-    """The request is complete, and all outputs that it fetches have been reported. (Not frozen, as Admit.)"""
+    """The request is complete, and all outputs that it fetches have been reported."""
 
     request: RequestId
 
@@ -268,7 +267,7 @@ class Fail:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NodesBegun:
     """Values have let more nodes begin: the nodes below `num_nodes` may run from now on.
 
@@ -281,7 +280,7 @@ class NodesBegun:
     loops: tuple[tuple[RequestId, int, tuple[Any, ...]], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Collect:
     """Loops of requests have collected outputs of nodes, which are done.
 
@@ -293,7 +292,7 @@ class Collect:
     places: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decided:
     """The last decisions of requests are made.
 

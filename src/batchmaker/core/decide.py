@@ -4,7 +4,7 @@ A *frame* is a region that has begun. It has a block of int64: a word for each s
 it still waits for. In a slot is a node with one of its outputs (`node * OUTPUTS + output`), or a number, or the first
 place of a list, or NOWHERE.
 
-The code of regions is one array of int64; `Decisions` writes it. A region is known by where it begins there.
+The code of regions is one array of int64; `Frames` writes it. A region is known by where it begins there.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class RequestFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepsFinished:
     """Steps `first` to before `end` of a task are done: their rows have their outputs, except the rows in `failed`.
 
@@ -134,7 +134,7 @@ class SequenceClosed:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TimePassed:
     """Only time has passed. The scheduler checks deadlines."""
 

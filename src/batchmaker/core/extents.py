@@ -4,7 +4,7 @@ Freed extents are used again, by size class. Those of one class are a list throu
 field that a free number does not need otherwise.
 
 free: [kinds, size classes] the first free extent of each, or NOWHERE. counts: see `layout`. links: [numbers] of a
-kind.
+kind. addresses: of all tables; see `state_at`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,20 @@ from typing import Final
 import numpy as np
 
 from batchmaker.arrays import Ints
-from batchmaker.compiled import compiled, number
-from batchmaker.core.layout import NOWHERE, USED
+from batchmaker.compiled import compiled, compiled_inline, number
+from batchmaker.core.addresses import State, state_at
+from batchmaker.core.layout import (
+    EDGES,
+    FIRST_EDGE,
+    HEAD,
+    NEXT,
+    NEXT_SLOT,
+    NODES,
+    NOWHERE,
+    SLOTS,
+    SUBGRAPHS,
+    USED,
+)
 
 ONE: Final = number(1)
 
@@ -36,6 +48,21 @@ def size_class(count: int) -> tuple[int, int]:
     return quarters * step, 4 * (bits - 3) + quarters
 
 
+@compiled_inline
+def _links_of(state: State, kind: int) -> Ints:
+    """Return where free extents of a kind are linked."""
+    links: Ints = state.extents[NEXT]
+    if kind == NODES:
+        links = state.nodes[FIRST_EDGE]
+    elif kind == SUBGRAPHS:
+        links = state.subgraphs[HEAD]
+    elif kind == EDGES:
+        links = state.consumer
+    elif kind == SLOTS:
+        links = state.requests[NEXT_SLOT]
+    return links
+
+
 @compiled
 def allocate(free: Ints, counts: Ints, kind: int, links: Ints, count: int) -> int:
     """Return the first of `count` consecutive numbers of a kind. `links` has room for what `top_after` says."""
@@ -51,11 +78,12 @@ def allocate(free: Ints, counts: Ints, kind: int, links: Ints, count: int) -> in
 
 
 @compiled
-def allocate_each(free: Ints, counts: Ints, kind: int, links: Ints, wanted: Ints) -> Ints:
+def allocate_each(addresses: Ints, kind: int, wanted: Ints) -> Ints:
     """Return the result of `allocate` for each of these counts, in order."""
-    firsts = np.empty(len(wanted), np.int64)
+    state, firsts = state_at(addresses), np.empty(len(wanted), np.int64)
+    links = _links_of(state, kind)
     for i in range(len(wanted)):
-        firsts[i] = allocate(free, counts, kind, links, wanted[i])
+        firsts[i] = allocate(state.free, state.counts, kind, links, wanted[i])
     return firsts
 
 
@@ -70,10 +98,12 @@ def release(free: Ints, counts: Ints, kind: int, links: Ints, first: int, count:
 
 
 @compiled
-def release_each(free: Ints, counts: Ints, kind: int, links: Ints, firsts: Ints, given: Ints) -> None:
+def release_each(addresses: Ints, kind: int, firsts: Ints, given: Ints) -> None:
     """Call `release` for each of these extents, in order. given: the count of each."""
+    state = state_at(addresses)
+    links = _links_of(state, kind)
     for i in range(len(firsts)):
-        release(free, counts, kind, links, firsts[i], given[i])
+        release(state.free, state.counts, kind, links, firsts[i], given[i])
 
 
 @compiled
@@ -90,3 +120,10 @@ def top_after(free: Ints, counts: Ints, kind: int, links: Ints, wanted: Ints) ->
         else:
             top += size
     return int(top)
+
+
+@compiled
+def top_of_kind(addresses: Ints, kind: int, wanted: Ints) -> int:
+    """Return what `top_after` returns for extents of a kind."""
+    state = state_at(addresses)
+    return top_after(state.free, state.counts, kind, _links_of(state, kind), wanted)

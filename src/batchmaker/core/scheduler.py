@@ -500,12 +500,12 @@ class Scheduler(View):
         commands += reads
         for request, reason in failed:
             self._end_request(request, FailureKind.CELL, reason, commands)
-        if self.frames.slots and event.failed:
-            self.frames.note_values(event.values)
-            finished = np.concatenate((finished, self._decided(self.frames.decide(done), commands)))
-        elif self.frames.slots:
-            finished = np.concatenate((finished, self._decided(self.frames.outcome(counts[DECIDED], done), commands)))
-        if not answer:
+        if self.frames.slots:
+            if event.failed:
+                self.frames.note_values(event.values)
+            outcome = self.frames.decide(done) if event.failed else self.frames.outcome(counts[DECIDED], done)
+            finished = np.concatenate((finished, self._decided(outcome, commands)))
+        if not answer and len(finished):
             self._reply_if_done(finished, commands)
         elif ids:
             self._answered(finished, ids, commands)

@@ -21,6 +21,7 @@ from batchmaker.core.layout import (
     NUM_FREE,
     NUM_ROWS,
     NUM_RUNNING,
+    RUN_AHEAD,
     SLOTS,
     TAIL_OF_QUEUE,
 )
@@ -101,8 +102,10 @@ class View:
 
     @property
     def begin_together(self) -> int | None:
-        """See `CellPolicy.begins_together`."""
-        return self._policy.begins_together(self)
+        """See `CellPolicy.begins_together`. None where newcomers can be admitted while a device computes."""
+        state = self._state
+        computes_meanwhile = state.num_workers > 1 or state.arena.rules[RUN_AHEAD] > 0
+        return None if computes_meanwhile else self._policy.begins_together(self)
 
     @property
     def num_waiting(self) -> int:

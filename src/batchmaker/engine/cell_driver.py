@@ -165,7 +165,8 @@ class CellDriver:
 
     @property
     def wants_requests(self) -> bool:
-        """Whether fewer nodes are ready than one of the largest batches holds."""
+        """Whether nothing is in flight, or more may begin and fewer nodes are ready than one of the largest batches
+        holds."""
         if self.on_device is not None and self.on_device.is_full:
             return False
         if not self._in_flight:

@@ -18,7 +18,7 @@ MOST_ARRIVALS: Final = 256
 SOON_S: Final = 20e-3
 """How many requests are taken before the loop looks at finished work again: as many as take about SOON_S seconds, and a
 number between the other two. More requests together make larger batches, and cost less each. But requests in flight
-wait meanwhile."""
+wait meanwhile. If none is, all come together that begin together (see `CellPolicy.begins_together`)."""
 
 BESIDE_S: Final = 1e-3
 """While live streams are served, so many other requests begin together that a turn takes about so long: their frames
@@ -96,11 +96,13 @@ class Incoming:
         is_urgent = self._num_chunks > 0 or bool(self._urgent)
         return is_urgent or (not stay and self.num_waiting >= self._most_arrivals)
 
-    def first(self, limit: int | None = None, *, among: list[RequestId] | None = None) -> list[Ticket]:
-        """Take the first `limit` requests out of the backlog; by default, as many as may begin together. among: these
-        alone, all of them."""
+    def first(
+        self, limit: int | None = None, *, together: int = 0, among: list[RequestId] | None = None
+    ) -> list[Ticket]:
+        """Take the first `limit` requests out of the backlog; by default, `_most_arrivals`, or `together` if these are
+        more. among: these alone, all of them."""
         if among is None:
-            tickets = self._backlog.take(self._most_arrivals if limit is None else limit)
+            tickets = self._backlog.take(max(self._most_arrivals, together) if limit is None else limit)
         else:
             tickets = self._backlog.begin(among)
         self.num_waiting -= len(tickets)

@@ -10,8 +10,6 @@ from itertools import accumulate
 from operator import add
 from typing import Final, final
 
-import numpy as np
-
 from batchmaker.arrays import Ints
 from batchmaker.core.commands import RunTask
 from batchmaker.core.events import RequestId
@@ -201,44 +199,43 @@ class StepCounts:
     def __init__(self, stats: DriverStats, owners_of: OwnersOf) -> None:
         self._stats = stats
         self._owners_of = owners_of
-        self._sizes: dict[TypeId, Ints] = {}
+        self._sizes: dict[TypeId, list[int]] = {}
         self.observer: Callable[[StepSeen], None] | None = None
 
     def add(self, task: RunTask, cell: CellType, result: StepsResult, now_s: float) -> None:
         """Count finished steps, without the rows that were skipped, and show them to the observer."""
-        begin, ends = task.ends[result.first - 1] if result.first else 0, task.ends[result.first : result.end]
-        batches = ends.copy()
-        batches[1:] -= ends[:-1]
-        batches[0] -= begin
+        begin: int = task.begin_of(result.first)
+        ends: list[int] = task.ends[result.first : result.end].tolist()
+        steps = list(zip((begin, *ends), ends, strict=False))
+        batches = [end - first for first, end in steps]
         skipped = result.skipped if result.skipped is not None and result.skipped.any() else None
         if skipped is not None:
-            batches -= np.add.reduceat(skipped.astype(np.int64), ends - batches - begin)
-        sizes = self._sizes.get(cell.type_id)
-        padded = (self._padded(cell) if sizes is None else sizes)[batches]
+            batches = [end - first - int(skipped[first - begin : end - begin].sum()) for first, end in steps]
+        sizes = self._sizes.get(cell.type_id) or self._padded(cell)
+        padded = [sizes[batch] for batch in batches]
         stats = self._stats
         stats.steps += len(batches)
-        stats.cells += int(batches.sum())
-        stats.padded_cells += int(padded.sum())
+        stats.cells += sum(batches)
+        stats.padded_cells += sum(padded)
         stats.busy_s += result.busy_s
         if self.observer is not None:
-            nodes = task.nodes[begin : int(ends[-1])]
+            nodes = task.nodes[begin : ends[-1]]
             self._show(task, cell, result, nodes if skipped is None else nodes[~skipped], batches, padded, now_s)
 
-    def _padded(self, cell: CellType) -> Ints:
-        """Return the supported size for each number of rows, [max_batch + 1]; 0 for 0 rows."""
-        batches = np.arange(cell.max_batch + 1)
-        found = self._sizes[cell.type_id] = np.array(cell.batch_sizes)[np.searchsorted(cell.batch_sizes, batches)]
-        found[0] = 0
+    def _padded(self, cell: CellType) -> list[int]:
+        """Return the supported size for each number of rows, up to max_batch; 0 for 0 rows."""
+        sizes = cell.batch_sizes
+        found = self._sizes[cell.type_id] = [0, *[sizes[bisect_left(sizes, n)] for n in range(1, cell.max_batch + 1)]]
         return found
 
     def _show(
-        self, task: RunTask, cell: CellType, result: StepsResult, nodes: Ints, batches: Ints, padded: Ints,
+        self, task: RunTask, cell: CellType, result: StepsResult, nodes: Ints, batches: list[int], padded: list[int],
         now_s: float,
     ) -> None:  # fmt: skip
         """Show each step to the observer. Steps that were reported together get equal shares of their time."""
         assert self.observer is not None
         position, share_s, begin_s = 0, result.busy_s / len(batches), now_s - result.busy_s
-        for batch, size in zip(batches.tolist(), padded.tolist(), strict=True):
+        for batch, size in zip(batches, padded, strict=True):
             owners = tuple(self._owners_of(nodes[position : position + batch]))
             self.observer(StepSeen(task.worker, cell.name, begin_s, begin_s + share_s, owners, size))
             position, begin_s = position + batch, begin_s + share_s

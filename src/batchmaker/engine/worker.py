@@ -399,7 +399,8 @@ class Worker:
         if beside:
             arrivals = incoming.first_beside(wanted=self._driver.wants_requests)
         else:
-            arrivals = incoming.first(self._driver.begin_together if incoming.num_waiting > FEWEST_ARRIVALS else None)
+            are_many = incoming.num_waiting > FEWEST_ARRIVALS and self._driver.wants_requests
+            arrivals = incoming.first(together=(are_many and self._driver.begin_together) or 0)
         self._driver.advance(arrivals)
         note = incoming.began_beside if beside else incoming.began
         note(arrivals, self._clock.now_s() - began_s)

@@ -18,7 +18,7 @@ from batchmaker.errors import said_by
 from batchmaker.graph.spec import TypeId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepsResult:
     """Steps `first` to before `end` of a task have finished.
 

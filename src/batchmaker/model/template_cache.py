@@ -106,13 +106,14 @@ class TemplateCache:
         asked: list[tuple[int, int, KeptState | None]] = []
         values: list[Any] = []
         leaves: list[list[Leaf]] = []
-        counts: dict[int, int] = {}  # by function
+        before_turn: dict[int, int] = {}  # misses by function
         for place, (model_id, request, before) in enumerate(requests):
             function = 2 * model_id + (before is not None)
             if function in self._without:
                 continue
-            misses, counts[function] = self._misses.get(function, 0), counts.get(function, 0) + 1
-            if misses < MISSES or (misses + counts[function]) % ASKED == 0:
+            misses = self._misses.get(function, 0)
+            self._misses[function] = misses + 1
+            if before_turn.setdefault(function, misses) < MISSES or misses % ASKED == 0:
                 asked.append((place, function, before))
                 values.append(request)
                 leaves.append([])
@@ -133,14 +134,12 @@ class TemplateCache:
                 holds = holding[id(guard)] = guard.holds()
             if holds:
                 self._known.move_to_end(key)
-                self._misses[function] = counts[function] = 0
+                self._misses[function] = 0
                 sights[place] = (key, mine, known)
             else:
                 self._forget(key)
                 self._changes[function] = self._changes.get(function, 0) + 1
                 sights[place] = (key, mine, None)
-        for function, count in counts.items():
-            self._misses[function] = self._misses.get(function, 0) + count
         return sights
 
     def recorded(
