@@ -76,13 +76,6 @@ from batchmaker.core.steps import (
     NUM_FACTS,
     OF_TYPE,
     ON_WORKER,
-    PART_AT,
-    PART_ENDS,
-    PART_FLAGS,
-    PART_KEPT,
-    PART_MARKS,
-    PART_MEMBERS,
-    PART_MOVES,
     POSITIONS,
     ROWS_NEEDED,
     ROWS_WANTED,
@@ -322,35 +315,30 @@ class Batcher:
 
     def _described(self, task: TaskId, worker: WorkerId, entry: TypeEntry, steps: Ints, header: list[int]) -> RunTask:
         """Return the command of a packed task."""
-        ends, at, kept = (_part(steps, header, part) for part in (PART_ENDS, PART_AT, PART_KEPT))
+        parts = []
+        for begin, rows, columns in zip(*[iter(header[FIRST_PART:])] * 3, strict=True):
+            parts.append(steps[begin : begin + rows * columns].reshape(rows, columns))
+        ends, flags, at, _, _, _, moves, kept, marks, members = parts
         num_memories = len(entry.cell.memories) if self._state.plan_rows else 0
         inputs, rows = NUM_FACTS + (len(at) - NUM_FACTS - num_memories) // 2, len(at) - num_memories
         keep = Keep(entry.pool.table_ids, kept[1], kept[0]) if kept.shape[1] else None
         lanes = memories = None
-        said = _part(steps, header, PART_FLAGS) > 0 if header[ALL_FLAGS] else NO_FLAGS
+        said = flags > 0 if header[ALL_FLAGS] else NO_FLAGS
         if header[ALL_FLAGS] >> HAS_LANES & 1:
             assert entry.num_step_inputs is not None
-            moves = _part(steps, header, PART_MOVES)
             tables = self._state.tables.lane_ids(worker, entry.cell, entry.num_step_inputs)
             lanes = TaskLanes(
                 tables, at[AT_LANE], said[HAS_LANES], said[IS_DENSE], moves[0], moves[1 : 1 + len(tables)],
                 moves[1 + len(tables) :],
             )  # fmt: skip
         if num_memories:
-            members = _part(steps, header, PART_MEMBERS)[0]
-            memories = TaskMemories(members, at[inputs : inputs + num_memories], at[rows:])
-        fetches, all_marks, marks = list[FetchOutput](), header[ALL_MARKS], _part(steps, header, PART_MARKS)[0]
+            memories = TaskMemories(members[0], at[inputs : inputs + num_memories], at[rows:])
+        fetches, all_marks = list[FetchOutput](), header[ALL_MARKS]
         for output in range(all_marks.bit_length()):
             if all_marks >> output & 1:
-                fetches.append(FetchOutput(output, marked(marks, output)))
+                fetches.append(FetchOutput(output, marked(marks[0], output)))
         return RunTask(
             task, worker, entry.cell.type_id, header[LARGEST], ends[POSITIONS], at[AT_NODE],
             at[NUM_FACTS:inputs], at[inputs:rows], lanes, keep, tuple(fetches),
             said[MAY_STOP] if header[ALL_FLAGS] >> MAY_STOP & 1 else None, memories,
         )  # fmt: skip
-
-
-def _part(steps: Ints, header: list[int], part: int) -> Ints:
-    """Return a part [rows, columns] of a packed task."""
-    begin, rows, columns = header[FIRST_PART + 3 * part : FIRST_PART + 3 * part + 3]
-    return steps[begin : begin + rows * columns].reshape(rows, columns)

@@ -12,6 +12,7 @@ from typing import ClassVar, Final, final
 
 import numpy as np
 
+from batchmaker.core import sequence_store
 from batchmaker.core.arena import Arena
 from batchmaker.core.commands import Command, RunTask
 from batchmaker.core.copies import GraphCopies, earlier_nodes, fetch_late, num_fitting
@@ -79,6 +80,7 @@ def _call_the_rest() -> None:
     order_again(arena.nodes, arena.subgraphs, arena.requests, arena.types, arena.queue)
     free_rows(arena.nodes, arena.subgraphs, arena.types, arena.pools, arena.free_rows, none)
     arena.release(NODES, none, none)
+    sequence_store.free(arena.tables, np.empty((0, 3), np.int64))
     earlier_nodes(arena.tables, np.empty((3, 0), np.int64))
     fetch_late(arena.tables, np.empty((3, 0), np.int64))
     num_fitting(arena.tables, GraphCopies(arena, keeps_sources=True).tables, none, none)

@@ -204,15 +204,17 @@ class StepCounts:
 
     def add(self, task: RunTask, cell: CellType, result: StepsResult, now_s: float) -> None:
         """Count finished steps, without the rows that were skipped, and show them to the observer."""
-        begin: int = task.begin_of(result.first)
+        begin, batches, padded = int(task.ends[result.first - 1]) if result.first else 0, list[int](), list[int]()
         ends: list[int] = task.ends[result.first : result.end].tolist()
-        steps = list(zip((begin, *ends), ends, strict=False))
-        batches = [end - first for first, end in steps]
         skipped = result.skipped if result.skipped is not None and result.skipped.any() else None
-        if skipped is not None:
-            batches = [end - first - int(skipped[first - begin : end - begin].sum()) for first, end in steps]
-        sizes = self._sizes.get(cell.type_id) or self._padded(cell)
-        padded = [sizes[batch] for batch in batches]
+        sizes, first = self._sizes.get(cell.type_id) or self._padded(cell), begin
+        for end in ends:
+            batch = end - first
+            if skipped is not None:
+                batch -= int(skipped[first - begin : end - begin].sum())
+            batches.append(batch)
+            padded.append(sizes[batch])
+            first = end
         stats = self._stats
         stats.steps += len(batches)
         stats.cells += sum(batches)
