@@ -125,6 +125,10 @@ class View:
         return self._state.arena.num_used(SLOTS)
 
     @property
+    def num_in_cohort(self) -> int:
+        return self.num_requests - self.num_waiting - len(self._state.chunks)
+
+    @property
     def num_tasks(self) -> int:
         """Tasks that are submitted and not finished."""
         return len(self._state.tasks)

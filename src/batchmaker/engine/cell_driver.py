@@ -172,7 +172,7 @@ class CellDriver:
         if not self._in_flight:
             return True
         if self.begin_together is not None:
-            return False
+            return not self._scheduler.num_in_cohort
         types = self._unfolder.known
         num_ready = sum([self._scheduler.num_ready(cell.type_id) for cell in types])
         if self._scheduler.live_streams.are_served:  # to decide which of many begin takes long

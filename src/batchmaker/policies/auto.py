@@ -12,7 +12,7 @@ frontier), or else the type with the largest ready share. Before these goes a ca
 lack, once they have waited for it, in sum, as long as it makes all others wait, or if one of them would be late after
 another task. Where all requests of the only model decide by values, nothing is known beyond what is ready: a full batch
 runs, or else the type of which a node has been ready longest; and all begin if they have loops, otherwise when those in
-flight are done.
+flight are done, but for chunks of sequences, which come for as long as these are open.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class AutoPolicy(CellPolicy):
     def begins_on_arrival(self, view: ReadyView) -> bool:
         """Whether all begin, and there is nothing to learn from that: of runs of one type, without deadlines."""
         if self._forecasts_nothing(view):
-            return view.kinds.repeat or not view.num_requests
+            return view.kinds.repeat or not view.num_in_cohort
         self._learn_types(view)
         kinds = view.kinds
         if self._num_types != 1 or kinds.has_deadlines or self._lengths.predicted_types or 0 not in kinds.run_types:
@@ -253,7 +253,7 @@ class AutoPolicy(CellPolicy):
         """Let those begin who may. Nobody is asked again before somebody comes or goes, unless lengths are learnt."""
         self._learn_types(view)
         if self._forecasts_nothing(view):
-            begins = view.kinds.repeat or view.num_requests == view.num_waiting
+            begins = view.kinds.repeat or not view.num_in_cohort
             return Admission(view.waiting(_FULL_BATCHES * int(self._max_batch.max())).tolist() if begins else ())
         table, refused = view.requests, list[int]()
         is_known = table.changes == self._rejected_at

@@ -98,6 +98,10 @@ class ReadyView(Protocol):
     def num_requests(self) -> int:
         """Requests that wait or are in flight, and those that have ended while a worker still runs steps of them."""
 
+    @property
+    def num_in_cohort(self) -> int:
+        """Requests that have begun, without chunks: those of a sequence follow each other for as long as it is open."""
+
     def waiting(self, limit: int) -> NDArray[np.int64]:
         """Slots of the first `limit` requests that have not begun, first in line first."""
 
