@@ -599,14 +599,14 @@ def test_requests_at_the_same_place_stay_together(policy: str) -> None:
 def test_newcomers_begin_at_once_if_they_can_join_others_later(repeat: bool) -> None:
     kinds = SimpleNamespace(decide={True}, repeat=repeat, num_models=1, has_deadlines=False)
     cells = [CellType(TypeId(k), f"cell {k}", (), (), (4,)) for k in range(2)]
-    view: Any = SimpleNamespace(kinds=kinds, cells=cells, num_requests=0, num_waiting=0, waiting=lambda n: np.arange(n))
+    view: Any = SimpleNamespace(kinds=kinds, cells=cells, num_in_cohort=0, waiting=lambda n: np.arange(n))
     policy = AutoPolicy()
     assert policy.begins_on_arrival(view)
-    view.num_requests = 3  # in flight
+    view.num_in_cohort = 3
     assert policy.begins_on_arrival(view) == repeat
-    view.num_requests, view.num_waiting = 23, 20
     assert len(policy.admit(view).begin) == (8 if repeat else 0)
-    view.num_requests = 20
+    assert policy.begins_together(view) == (None if repeat else 8)
+    view.num_in_cohort = 0  # chunks of sequences may still be in flight
     assert len(policy.admit(view).begin) == 8, "two full batches"
 
 
