@@ -30,7 +30,7 @@ class ClosedView:
     by one: here there are only nodes.
     """
 
-    num_waiting = num_requests = 0
+    num_waiting = num_requests = num_in_cohort = 0
     now_s = 0.0
 
     def __init__(self, policy: CellPolicy, frontier: Frontier) -> None:
