@@ -1,14 +1,17 @@
-"""Chunks of models that decide by values, beside ordinary requests."""
+"""Many requests and chunks at once of a model that decides by values."""
 
 from __future__ import annotations
 
 import threading
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
+from batchmaker.core.decide import ALL_DONE, LACKS_MACHINE
+from batchmaker.core.frames import Frames
 
 MOST_CHUNKS = 400
 """Of each sequence, if the ordinary requests are not answered before."""
@@ -37,7 +40,7 @@ class Flipped(bm.Model):
     to end."""
 
     def __init__(self) -> None:
-        self.test, self.flip, self.keep = bm.Cell(Sign()), bm.Cell(Times(-1.0)), bm.Cell(Times(1.0))
+        self.test, self.flip, self.keep = bm.Cell(Sign(), max_batch=512), bm.Cell(Times(-1.0)), bm.Cell(Times(1.0))
 
     def unfold(self, x: Any) -> Any:
         for _ in range(4):
@@ -73,3 +76,22 @@ def test_a_request_is_answered_although_chunks_come_all_the_time() -> None:
         for thread in threads:
             thread.join(60)
     assert max(counts) < MOST_CHUNKS
+
+
+class Thrice(Flipped):
+    """Three branches that begin at once."""
+
+    def unfold(self, x: Any) -> Any:
+        is_positive = self.test(x)
+        return [bm.cond(is_positive, lambda: self.keep(x), lambda: self.flip(x)) for _ in range(3)]
+
+
+def test_the_tables_of_decisions_have_room_for_as_many_as_there_were_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, outcome = list[int](), Frames.outcome
+    monkeypatch.setattr(Frames, "outcome", lambda self, what, done: found.append(what) or outcome(self, what, done))
+    with bm.Engine(Thrice(), threads=1) as engine:
+        for _ in range(4):
+            found.clear()
+            engine.map([torch.full((4,), -1.0)] * 400, progress=False)
+    assert ALL_DONE in found
+    assert LACKS_MACHINE not in found
