@@ -56,7 +56,7 @@ def test_where_nothing_can_be_kept_a_start_says_so_in_one_line_with_the_remedy(t
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "CACHE_DIR", str(tmp_path / folder))
         patch.setattr(setup, "compiled_ahead", lambda *_: nullcontext())
-        for module in (setup, setup.interpreter, setup.by_table):
+        for module in (setup, setup.interpreter, setup.step_rows):
             patch.setattr(module, "prepare", lambda: None)
         for each in found:
             each.cache_clear()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchmaker.core.commands import ZERO_TABLE, Reserve, RowSource, TableId, TableSpec
+from batchmaker.core.commands import Reserve, TableId, TableSpec
 from batchmaker.executor.state_tables import StateTables
 from batchmaker.graph.spec import ValueSpec
 
@@ -24,31 +24,6 @@ def tables(dtype: str = "float32", num_rows: int = 8) -> StateTables:
 
 def rows(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int64)
-
-
-def test_consecutive_rows_come_back_as_a_view() -> None:
-    made = tables()
-    batch = made.gather((RowSource(TABLE, rows(2, 3, 4)),), 3, 4, ValueSpec((2,), "float32"))
-    assert batch.shape == (4, 2)
-    assert batch.data_ptr() == made[TABLE][2].data_ptr()
-    assert batch[:3].tolist() == made[TABLE][2:5].tolist()
-
-
-@pytest.mark.parametrize("numbers", [(4, 3, 2), (2, 2, 2), (2, 4, 4), (2, 4, 3, 5), (5, 6, 7), (7,)])
-def test_other_rows_come_back_as_a_copy_in_their_order(numbers: tuple[int, ...]) -> None:
-    made = tables()
-    batch = made.gather((RowSource(TABLE, rows(*numbers)),), len(numbers), len(numbers) + 1, ValueSpec((2,), "float32"))
-    assert batch.shape == (len(numbers) + 1, 2)
-    assert batch.untyped_storage().data_ptr() != made[TABLE].untyped_storage().data_ptr()
-    assert batch[: len(numbers)].tolist() == [made[TABLE][i].tolist() for i in numbers]
-
-
-def test_several_sources_and_zeros_meet_in_one_batch() -> None:
-    made = tables()
-    sources = (RowSource(TABLE, rows(7, 1), rows(3, 0)), RowSource(ZERO_TABLE, rows(0, 0), rows(1, 2)))
-    batch = made.gather(sources, 4, 6, ValueSpec((2,), "float32"))
-    assert batch[:4].tolist() == [[2, 3], [0, 0], [0, 0], [14, 15]]
-    assert len(batch) == 6
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])

@@ -35,7 +35,7 @@ from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.open_sequences import SequenceLimit, Sequences
 from batchmaker.errors import RAISED_BY_USERS, ModelError, OptionError, lacks_memory, said_by
-from batchmaker.executor import by_table
+from batchmaker.executor import step_rows
 from batchmaker.executor.base import Executor
 from batchmaker.executor.inline import InlineExecutor
 from batchmaker.executor.processors import found_processors
@@ -70,7 +70,7 @@ WHOLE_REQUESTS: Final = "batchmaker.lab.baselines.driver"
 _ALWAYS: Final = (
     "batchmaker.core.warm_up",
     "batchmaker.compile.passes.interpreter",
-    "batchmaker.executor.by_table",
+    "batchmaker.executor.step_rows",
 )
 """Modules whose `prepare` calls the loops that every engine needs."""
 
@@ -102,7 +102,7 @@ def prepare_scheduler(policy: CellPolicy, models: Iterable[Model] = (), *, on_cp
         with compiled_ahead(needs, found_processors().usable):
             prepare()
             interpreter.prepare()
-            by_table.prepare()
+            step_rows.prepare()
             policy.prepare()
     finally:
         notice.cancel()

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from batchmaker.arrays import Ints
 from batchmaker.compile.export import torch_dtype
-from batchmaker.core.commands import ZERO_TABLE, Reserve, RowSource, TableId
-from batchmaker.graph.spec import ValueSpec
+from batchmaker.core.commands import Reserve, TableId
 
 _ALIGNMENT = 64
 _BLOCK_BYTES = 1 << 20
@@ -25,12 +24,11 @@ class _Table:
     begin, end: the addresses of its memory.
     """
 
-    __slots__ = ("array", "begin", "end", "num_rows", "rows")
+    __slots__ = ("array", "begin", "end", "rows")
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
         self.array = as_array(rows)
-        self.num_rows = len(rows)
         self.begin = rows.data_ptr()
         self.end = self.begin + rows.nbytes
 
@@ -45,7 +43,7 @@ class StateTables:
 
     def __init__(self) -> None:
         self._tables: dict[TableId, _Table] = {}
-        self._addresses = np.zeros(16, np.int64)
+        self._facts = np.zeros((3, 16), np.int64)  # the address of row 0, the number of rows, and the bytes of one
 
     def must_move(self, command: Reserve) -> bool:
         """Whether `reserve` would copy rows that running steps may be using."""
@@ -61,14 +59,27 @@ class StateTables:
             if old is not None:
                 copy_used(old.rows, new)
             self._tables[spec.table] = table = _Table(new)
-            if spec.table >= len(self._addresses):
-                self._addresses = np.concatenate([self._addresses, np.zeros(spec.table, np.int64)])
-            self._addresses[spec.table] = table.begin
+            if spec.table >= self._facts.shape[1]:
+                self._facts = np.concatenate((self._facts, np.zeros((3, spec.table), np.int64)), axis=1)
+            self._facts[:, spec.table] = table.begin, command.num_rows, new[:1].nbytes
 
     @property
     def addresses(self) -> Ints:
         """The address of row 0 of each table, by table number; 0 if there is no such table."""
-        return self._addresses
+        addresses: Ints = self._facts[0]
+        return addresses
+
+    @property
+    def sizes(self) -> Ints:
+        """The number of rows of each table."""
+        sizes: Ints = self._facts[1]
+        return sizes
+
+    @property
+    def row_bytes(self) -> Ints:
+        """The bytes of a row of each table."""
+        row_bytes: Ints = self._facts[2]
+        return row_bytes
 
     def array(self, table: TableId) -> NDArray[Any]:
         """Return the memory of a table as an array, [num_rows, *shape]; bfloat16 as int16."""
@@ -107,22 +118,6 @@ class StateTables:
         """Copy these rows [...] to values [..., *shape], in one pass."""
         self._tables[table].array.take(rows, 0, out=values, mode="clip")
 
-    def gather(self, sources: tuple[RowSource, ...], count: int, padded: int, spec: ValueSpec) -> Tensor:
-        """Return one input of a batch as [padded, *shape]. Rows from `count` on are arbitrary but valid.
-
-        Consecutive rows of one table are returned as a view of it, everything else as a copy.
-        """
-        if len(sources) == 1 and sources[0].positions is None:
-            source = sources[0]
-            if source.table != ZERO_TABLE:
-                return self._rows(source.table, source.rows, padded)
-        batch = torch.zeros((padded, *spec.shape), dtype=torch_dtype(spec.dtype))
-        array = as_array(batch)
-        for source in sources:
-            if source.table != ZERO_TABLE and source.positions is not None:
-                array[source.positions] = self.take(source.table, source.rows)
-        return batch
-
     def copy(self, table: TableId, rows: Ints, padded: int) -> Tensor:
         """Return a copy of these rows as [padded, *shape]. The rows after them are arbitrary but valid."""
         if padded > len(rows):
@@ -132,13 +127,6 @@ class StateTables:
         found = self._tables[table]
         values = torch.from_numpy(found.array.take(rows, 0))
         return values.view(torch.bfloat16) if found.rows.dtype == torch.bfloat16 else values
-
-    def _rows(self, table: TableId, rows: Ints, padded: int) -> Tensor:
-        found = self._tables[table]
-        first, count = rows.item(0), len(rows)
-        if rows.item(count - 1) - first == count - 1 and first + padded <= found.num_rows and _ascending(rows):
-            return found.rows.narrow(0, first, padded)
-        return self.copy(table, rows, padded)
 
     def holds(self, table: TableId, values: Tensor) -> bool:
         """Whether these values are memory of a table. This is so if a cell returns one of its inputs unchanged."""
@@ -169,8 +157,3 @@ def copy_used(old: Tensor, new: Tensor) -> None:
         block = old[at : at + size]
         if block.flatten().view(torch.uint8).numpy().any():
             new[at : at + size][: len(block)] = block
-
-
-def _ascending(rows: Ints) -> bool:
-    """Whether rows increase by one each. The caller has checked the first and the last."""
-    return len(rows) < 3 or bool((rows[1:] - rows[:-1] == 1).all())

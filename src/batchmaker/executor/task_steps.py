@@ -17,13 +17,13 @@ from torch import Tensor
 from batchmaker.arrays import Ints
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.export import example_rows
-from batchmaker.core.commands import ZERO_TABLE, RowSource, RunTask, TableId, TaskLanes, within
+from batchmaker.core.commands import ZERO_TABLE, RunTask, TableId, TaskLanes, within
 from batchmaker.core.events import WorkerId
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import LoopTests, RunCounts, StepsResult
-from batchmaker.executor.by_table import by_table
 from batchmaker.executor.memories import MemoryReader
 from batchmaker.executor.state_tables import StateTables, as_array
+from batchmaker.executor.step_rows import InputReader, Inputs, keep_rows
 from batchmaker.executor.task_loop import MAX_HOISTED_ROWS, hoisted_rows, run_in_loop
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 
@@ -49,6 +49,7 @@ class TaskRunner:
         self._cells = cells
         self._tables = tables
         self._memories: dict[tuple[TypeId, WorkerId], MemoryReader] = {}
+        self._readers: dict[tuple[TypeId, int, int], InputReader] = {}
         self.in_loops = True
         self.counts: defaultdict[TypeId, RunCounts] = defaultdict(RunCounts)
 
@@ -64,7 +65,15 @@ class TaskRunner:
             if memories is None:
                 specs = cell.inputs[: cell.num_memories]
                 memories = self._memories[key] = MemoryReader(specs, self._tables)
-        return RunningTask(task, cell_type, cell, self._tables, tests, self.in_loops, counts, memories)
+        return RunningTask(task, cell_type, cell, self._tables, tests, self.in_loops, counts, self._reader, memories)
+
+    def _reader(self, type_id: TypeId, first: int, end: int) -> InputReader:
+        """Return what reads the inputs of a type from the first to before the end."""
+        try:
+            return self._readers[type_id, first, end]
+        except KeyError:
+            reader = InputReader(self._cells[type_id].inputs[first:end], first)
+            return self._readers.setdefault((type_id, first, end), reader)
 
 
 @final
@@ -72,8 +81,8 @@ class RunningTask:
     """A task while it is computed. num_finished: how many of its steps have run."""
 
     __slots__ = (
-        "_bad", "_cell", "_counts", "_ends", "_fetched", "_hoisted", "_in_loop", "_memories", "_name", "_sizes",
-        "_skipped", "_stopped", "_tables", "_task", "_tests", "num_finished",
+        "_bad", "_cell", "_counts", "_ends", "_fetched", "_hoisted", "_in_loop", "_inputs_read", "_memories", "_name",
+        "_reader", "_sizes", "_skipped", "_stopped", "_tables", "_task", "_tests", "num_finished",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +94,7 @@ class RunningTask:
         tests: LoopTests | None,
         in_loop: bool,
         counts: RunCounts,
+        reader: Callable[[TypeId, int, int], InputReader],
         memories: MemoryReader | None = None,
     ) -> None:
         self._task = task
@@ -99,6 +109,8 @@ class RunningTask:
         self._stopped: NDArray[np.bool_] = _NO_FLAGS
         self._ends: list[int] = []
         self._hoisted: Outputs | None = None
+        self._reader = reader
+        self._inputs_read: list[tuple[InputReader, Inputs]] = []  # of the present step
         self._memories = memories
         self._bad: dict[int, str] = {}
         self._fetched: list[list[Tensor]] = [[] for _ in task.fetches]
@@ -158,8 +170,10 @@ class RunningTask:
             mine = within(keep.positions, begin, end)
             places, rows = _among(keep.positions[mine] - begin, ran)
             if len(rows):  # last: these rows may be the memory of an output, if the cell returned an input
-                batch = end - begin if ran is None else len(ran)
-                self._keep(keep.tables, keep.rows[mine][places], rows, batch, outputs)
+                keep_rows(self._tables, keep.tables, outputs, rows, keep.rows[mine][places])
+        for reader, inputs in self._inputs_read:
+            reader.leave(inputs)
+        self._inputs_read.clear()
 
     def _running(self, begin: int, end: int) -> Ints | None:
         """Return the rows of a step that run, ascending; None if all do. Rows of ended loops do not run."""
@@ -211,22 +225,20 @@ class RunningTask:
         memories: Outputs = ()
         if self._memories is not None and task.memories is not None:
             memories = self._memories.read(task, task.memories, positions, padded, stay=stay)
-        return (*memories, *[
-            self._gather(task.source_tables[port, positions], task.source_rows[port, positions], padded, spec)
-            for port, spec in enumerate(cell.inputs[cell.num_memories : num_inputs], start=cell.num_memories)
-        ])  # fmt: skip
+        return (*memories, *self._read(positions, cell.num_memories, num_inputs, padded))
 
-    def _gather(self, tables: Ints, rows: Ints, padded: int, spec: ValueSpec) -> Tensor:
-        """Return one input of a batch as [padded, *shape]. Rows after the given ones are arbitrary but valid."""
-        if len(tables) == 1:
-            return self._tables.gather((RowSource(TableId(tables.item(0)), rows),), 1, padded, spec)
-        positions, grouped, parts = by_table(tables, rows)
-        if len(parts) == 1:
-            return self._tables.gather((RowSource(TableId(parts.item(0)), rows),), len(rows), padded, spec)
-        sources = [
-            RowSource(TableId(table), grouped[begin:end], positions[begin:end]) for table, begin, end in parts.tolist()
-        ]
-        return self._tables.gather(tuple(sources), len(rows), padded, spec)
+    def _read(self, positions: slice | Ints, first: int, end: int, padded: int) -> Outputs:
+        """Return the inputs from the first to before the end of the cell, until the end of the step."""
+        task = self._task
+        of, rows, begin, stop = task.source_tables, task.source_rows, 0, len(task.nodes)
+        if isinstance(positions, slice):
+            begin, stop = positions.start, positions.stop
+        else:
+            of, rows, stop = of[:, positions], rows[:, positions], len(positions)
+        reader = self._reader(task.type_id, first, end)
+        inputs = reader.read(self._tables, of, rows, begin, stop, padded)
+        self._inputs_read.append((reader, inputs))
+        return inputs.values
 
     # --- chains --------------------------------------------------------------------------------------------------
 
@@ -243,12 +255,8 @@ class RunningTask:
             room = max(room, begin + sizes[bisect_left(sizes, end - begin)])
             begin = end
         room = hoisted_rows(room)
-        columns = tuple(
-            [
-                self._gather(task.source_tables[port], task.source_rows[port], room, spec)
-                for port, spec in enumerate(cell.inputs[:num_step_inputs])
-            ]
-        )
+        reader = self._reader(task.type_id, 0, num_step_inputs)  # what is hoisted may be an input, so it keeps its room
+        columns = reader.read(self._tables, task.source_tables, task.source_rows, 0, total, room).values
         try:
             blocks = [
                 cell.hoist(tuple([column[at : at + MAX_HOISTED_ROWS] for column in columns]))
@@ -331,21 +339,6 @@ class RunningTask:
                 self._tables.clear(target, at)
             else:
                 self._tables.put(target, at, value)
-
-    # --- outputs -------------------------------------------------------------------------------------------------
-
-    def _keep(self, tables: tuple[TableId, ...], rows: Ints, positions: Ints, batch: int, outputs: Outputs) -> None:
-        kept = []
-        for values in outputs:
-            array = as_array(values)
-            if len(positions) != batch:
-                array = array.take(positions, 0)
-            else:
-                handed_through = any(self._tables.holds(table, values) for table in tables)
-                array = array[:batch].copy() if handed_through else array[:batch]
-            kept.append(array)
-        for table, array in zip(tables, kept, strict=True):
-            self._tables.put(table, rows, array)
 
 
 def _taken(values: Tensor, positions: Ints) -> Tensor:
