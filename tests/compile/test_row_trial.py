@@ -57,6 +57,9 @@ MIXES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "a loop up to a value": (lambda y: y * int(y.abs().max() + 1), "max"),
     "rows in order of their size": (lambda y: y[y[:, 0].argsort()], "sort"),
     "the first row's length": (lambda y: torch.where(torch.arange(4) < y[0].abs().sum(), y, 0), ""),
+    "no smaller than the mean": (lambda y: torch.where(y >= y.mean(0), y, -y), "mean over dimension 0"),
+    "above the median": (lambda y: (y >= y.median(0).values).float(), "median over dimension 0"),
+    "among the three largest": (lambda y: y * (y[:, :1] >= y[:, 0].topk(min(3, len(y))).values[-1]), "select"),
     "a difference to the next": (lambda y: y - torch.cat([y[1:], y[:1]]), "cat"),
 }
 
@@ -219,11 +222,44 @@ class Dropped(nn.Module):
     [Dropped(), Function(lambda y: y + torch.rand(len(y), 1)), Function(lambda y: torch.multinomial(y.softmax(-1), 1))],
     ids=["dropout", "noise", "a sample"],
 )
-def test_torchs_random_numbers_are_allowed_and_a_note_says_that_rows_were_not_compared(module: nn.Module) -> None:
+def test_torchs_random_numbers_are_allowed_and_a_note_says_that_rows_were_compared_without_them(
+    module: nn.Module,
+) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     assert RANDOM in bind(module, ROW, name="random").notes
     assert torch.equal(torch.get_rng_state(), before)  # a trial draws nothing from the user's generator
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: F.dropout(y - y.mean(0), 0.1, training=True),
+        lambda y: y - y[0] + torch.rand(1),
+        lambda y: y.softmax(0) * torch.bernoulli(torch.full_like(y, 0.9)),
+    ],
+    ids=["dropout", "noise", "a mask"],
+)
+def test_rows_that_mix_are_found_beside_random_numbers(function: Callable[..., Any]) -> None:
+    with pytest.raises(RowsError, match="a row gives other numbers among"):
+        bind(Function(function), ROW, name="random")
+
+
+def test_random_numbers_that_a_cell_must_not_get_do_not_end_the_trial() -> None:
+    drawn = Function(
+        lambda y: y / torch.randint(1, 5, (len(y), 1)).clamp(1) + torch.arange(4)[torch.randint(1, 4, (1,)) - 1]
+    )
+    assert RANDOM in bind(drawn, ROW, name="random").notes
+
+
+def test_a_row_whose_shape_depends_on_another_row_is_refused() -> None:
+    with pytest.raises(RowsError, match=r"alone a row gives rows of \(\d,\), but rows of \(\d,\) behind another row"):
+        bind(Function(lambda y: y[:, y[0] > 0]), ROW, name="chosen")
+
+
+def test_outputs_without_numbers_are_taken() -> None:
+    cell = bind(Function(lambda y: (y[:, :0], y)), ROW, name="empty")
+    assert [spec.shape for spec in cell.outputs] == [(0,), (4,)]
 
 
 def test_other_chance_is_refused() -> None:

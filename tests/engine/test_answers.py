@@ -129,6 +129,8 @@ def test_an_answer_works_where_asyncio_takes_awaitables(engine: bm.Engine) -> No
 class Nobody:
     """Takes the place of an engine."""
 
+    is_own_thread = False
+
     def cancel(self, request_id: RequestId) -> None: ...
 
     def release(self) -> None: ...

@@ -49,7 +49,7 @@ def is_apart(one: Tensor, other: Tensor, within: float, scale: float = 0.0) -> b
 
 def largest(values: Tensor) -> float:
     """Return the largest size of a finite number among some."""
-    return float(values.double().abs().nan_to_num(0.0, 0.0, 0.0).amax())
+    return float(values.double().abs().nan_to_num(0.0, 0.0, 0.0).amax()) if values.numel() else 0.0
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -77,10 +77,15 @@ def is_rounding(found: float, run: Run, output: int) -> bool:
     run: computes the row alone. So a choice between nearly equal scores, or a cell that enlarges every difference, is
     not taken for one whose rows depend on each other.
     """
-    before = run()[output][:1]
+    return is_moved(found, lambda: run()[output][:1])
+
+
+def is_moved(found: float, value: Callable[[], Tensor]) -> bool:
+    """Whether such noise moves a value about as far as was found. value: computes it."""
+    before = value()
     for seed in range(_PROBES):
-        with torch.no_grad(), _Noise(seed):
-            after = run()[output][:1]
+        with torch.no_grad(), Noise(seed):
+            after = value()
         noisy = distance(before, after)
         if noisy > 0 and found <= _MORE * noisy:
             return True
@@ -88,7 +93,7 @@ def is_rounding(found: float, run: Run, output: int) -> bool:
 
 
 @final
-class _Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Changes the floating inputs and results of each operation that rounds, at random, by a few units of rounding."""
 
     def __init__(self, seed: int) -> None:

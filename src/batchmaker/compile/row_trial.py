@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from batchmaker.compile.export import flat_outputs, torch_dtype
-from batchmaker.compile.mixing import mixing_operation
+from batchmaker.compile.mixing import NoChance, is_mixed, mixing_operation
 from batchmaker.compile.opaque import Opaque
 from batchmaker.compile.rounding import distance, is_apart, is_rounding, largest, tolerance
 from batchmaker.errors import RAISED_BY_USERS, RowsError, ShapeError
@@ -35,7 +35,7 @@ _DRAWS: Final = 4
 _ON_DEVICE: Final = 2e-2
 """The tolerance on other devices, whose products may round their factors to TF32."""
 
-RANDOM: Final = "draws random numbers, so its rows could not be compared with those of other batches"
+RANDOM: Final = "draws random numbers; its rows were compared without them"
 CHAOTIC: Final = "rounding changes its results as much as other rows do, so its rows could not be compared"
 
 
@@ -167,6 +167,11 @@ def _floats(kind: int, noise: Tensor) -> Tensor:
     return (-large, noise, large, torch.zeros_like(noise), 3 * noise.abs())[kind]
 
 
+def _said(shapes: Sequence[torch.Size]) -> str:
+    """Return the shapes of the outputs of a row, in words."""
+    return "rows of " + " and ".join([str(tuple(shape[1:])) for shape in shapes])
+
+
 @final
 class _RowTrial:
     """One trial. See `try_rows`."""
@@ -198,10 +203,23 @@ class _RowTrial:
         if is_random:
             torch.set_rng_state(before)
             self._check_again(first)
+            with NoChance():
+                try:
+                    without = self._run(self._real)
+                except RAISED_BY_USERS:  # a number that it cannot draw
+                    return self._result(self._real, (), first, RANDOM)
+                self._try_draws(without)
             return self._result(self._real, (), first, RANDOM)
         if not self._trial.independent:
             self._check_again(first)
             return self._result(self._real, (), first)
+        rows, alone = self._try_draws(first)
+        return self._result(rows, alone, first) if alone else self._result(self._real, (), first, CHAOTIC)
+
+    def _try_draws(self, first: Batch) -> tuple[Batch, Batch]:
+        """Return rows and what each gave alone, and among others, too; none if rounding changes as much."""
+        if not self._trial.independent:
+            return self._real, ()
         earlier: RowsError | None = None
         compared = False
         for seed in range(_DRAWS):
@@ -211,9 +229,9 @@ class _RowTrial:
             if error is not None and earlier is not None:
                 raise earlier
             if same and earlier is None:
-                return self._result(rows, alone, first)
+                return rows, alone
             compared, earlier = compared or same, earlier or error
-        return self._result(rows, alone, first) if compared else self._result(self._real, (), first, CHAOTIC)
+        return (rows, alone) if compared else (rows, ())
 
     def _result(self, rows: Batch, alone: Batch, first: Batch, *notes: str) -> Tried:
         return Tried(rows, alone, first, self._sizes, self._tolerance, self._run_computed, notes)
@@ -236,9 +254,29 @@ class _RowTrial:
                 break
         shapes = {tuple([made.shape for made in one]) for one in alone}
         if len(shapes) > 1:  # the shape of a row depends on its values: an error when such a request comes
+            self._check_shapes(rows, alone)
             same = [k for k, one in enumerate(alone) if [m.shape for m in one] == [m.shape for m in alone[0]]]
             rows, alone = [rows[k] for k in same], [alone[k] for k in same]
         return tuple(map(torch.cat, zip(*rows, strict=True))), tuple(map(torch.cat, zip(*alone, strict=True)))
+
+    def _check_shapes(self, rows: Sequence[Batch], alone: Sequence[Batch]) -> None:
+        """RowsError if a row that gives another shape alone than the real one gives the same shape beside it."""
+        shapes = [[made.shape for made in one] for one in alone]
+        if self._sizes[-1] == 1:
+            return
+        for row, mine in zip(rows, shapes, strict=True):
+            if mine == shapes[0]:
+                continue
+            try:
+                together = self._run(tuple(map(torch.cat, zip(rows[0], row, strict=True))))
+            except RAISED_BY_USERS:  # then an engine runs its rows one by one
+                continue
+            if [made.shape[1:] for made in together] == [shape[1:] for shape in shapes[0]]:
+                raise RowsError(
+                    f"{self._where}: alone a row gives {_said(mine)}, but {_said(shapes[0])} behind another row that "
+                    "gives this alone, so it depends on that. The shape of a row may not depend on values: return rows "
+                    "of one shape, such as with a mask, or let it run row by row: bm.Cell(..., independent_rows=False)."
+                )
 
     def _candidates(self, kind: int, noise: list[Tensor], generator: torch.Generator) -> Iterator[Batch]:
         """Yield rows of one kind: all made up, then more and more of the real numbers, changed a little."""
@@ -317,10 +355,20 @@ class _RowTrial:
                     if not is_apart(mine, its, self._tolerance):
                         continue
                     one = tuple([values[number : number + 1] for values in rows])
-                    if not is_rounding(distance(mine, its), partial(self._run_computed, one), output):
+                    rounds = is_rounding(distance(mine, its), partial(self._run_computed, one), output)
+                    if not rounds or self._is_mixed(batch, place, one):
                         return False, self._error(output, batch, place, one)
                     same = False
         return same, None
+
+    def _is_mixed(self, batch: Batch, place: int, one: Batch) -> bool:
+        """Whether a row depends on the others of a batch, although noise moves its outputs as far."""
+        if isinstance(self._module, Opaque):
+            return False
+        return is_mixed(
+            partial(self._run_computed, one), self._sizes[0], partial(self._run_computed, batch),
+            self._sizes[bisect_left(self._sizes, len(batch[0]))], place, self._tolerance,
+        )  # fmt: skip
 
     def _run_computed(self, rows: Batch) -> Batch:
         """Run rows that are themselves the results of operations."""

@@ -24,6 +24,11 @@ _END: Final = object()
 class Handover(Protocol):
     """The part of the engine that an answer uses; see `batchmaker.engine.worker.Worker`."""
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs in the engine's thread, which must not wait for an answer."""
+        ...
+
     def cancel(self, request_id: RequestId) -> None:
         """Give a request up, from any thread."""
         ...
@@ -31,6 +36,15 @@ class Handover(Protocol):
     def release(self) -> None:
         """Hand over the requests that are held until the end of an event loop's turn."""
         ...
+
+
+def waits_for_itself() -> OptionError:
+    """Return the error of a caller in the engine's own thread that is about to wait for it."""
+    return OptionError(
+        "an answer was waited for in the engine's own thread (in an unfold function, a callback or the end of a loop), "
+        "which would wait for itself. In an unfold function call cells, and `yield` a value that is needed; from a "
+        "callback hand the work to another thread"
+    )
 
 
 @final
@@ -83,7 +97,8 @@ class Answer:
         """Return the result, or raise the request's error. Blocks the calling thread for up to `timeout` seconds.
 
         Raises TimeoutError if there is neither by then; the request goes on. Do not call it in a coroutine: `await` the
-        answer there. Do not call it in a callback in the engine's thread: that thread would wait for itself.
+        answer there. OptionError in the engine's own thread, such as in a callback or an unfold function, which would
+        wait for itself.
         """
         if not self._is_done:
             self._wait(timeout)
@@ -240,6 +255,8 @@ class Answer:
         """Block until the request is done. Raises TimeoutError after `timeout` seconds."""
         if self._is_done:
             return
+        if self.handover.is_own_thread:
+            raise waits_for_itself()
         self.handover.release()  # an event loop's requests are held until its turn ends, but this call blocks the turn
         sleeping = threading.Lock()  # acquired twice here; the thread that ends the request releases it in between
         sleeping.acquire()
@@ -262,6 +279,8 @@ class Answer:
         return self._values
 
     def _iterate(self, values: Values) -> Generator[Any, None, None]:
+        if self.handover.is_own_thread:
+            raise waits_for_itself()
         self.handover.release()  # as in _wait
         finished = False
         try:

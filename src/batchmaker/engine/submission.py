@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, cast, final
 from batchmaker.clock import Clock
 from batchmaker.core.events import RequestId
 from batchmaker.engine import forks
-from batchmaker.engine.answer import Answer, Handover, Values
+from batchmaker.engine.answer import Answer, Handover, Values, waits_for_itself
 from batchmaker.engine.catalogue import CatalogueEntry
 from batchmaker.engine.request import Answers, Ticket
 from batchmaker.errors import QueueFullError
@@ -142,11 +142,6 @@ class Sending(Handover, Protocol):
     """The part of the engine that takes requests; see `batchmaker.engine.worker.Worker`."""
 
     is_running: bool
-
-    @property
-    def is_own_thread(self) -> bool:
-        """Whether the caller runs in the engine's thread, which must not wait for an answer."""
-        ...
 
     def send(self, item: list[Ticket]) -> None:
         """Accept requests that come together."""
@@ -280,6 +275,8 @@ class Submitter:
         progress: bool,
     ) -> list[Any]:
         """Return the results of many requests in order; see Engine.map. make: gives requests their tickets."""
+        if self._entrance.is_own_thread:
+            raise waits_for_itself()
         results: list[Any] = [None] * len(requests)
         errors: list[BaseException] = []
         answers, num_sent, num_answered = Answers(), 0, 0
