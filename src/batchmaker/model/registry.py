@@ -110,6 +110,7 @@ class CellRegistry:
         self._forms: dict[tuple[TypeId, int], CellType] = {}
         self.ends: dict[TypeId, dict[str, None]] = {}  # at what its chains end, in words
         self._apart: dict[TypeId, tuple[str, ...]] = {}
+        self._mixing: dict[tuple[Cell, tuple[object, ...]], str] = {}  # cells refused for their rows, and why
 
     def known(self, cell: Cell) -> CellType | None:
         """Return the type of a cell that has been used before."""
@@ -217,9 +218,16 @@ class CellRegistry:
             raise ShapeError(f"cell {name!r}: {error}") from None
         if declared is not None:
             _check_side(name, "input", inputs, declared.inputs)
+        form = cell, tuple([spec.row_signature for spec in inputs])
+        if form in self._mixing:
+            raise RowsError(self._mixing[form])
         self.binding = name
         try:
             bound, trial = self._bound(cell, source, inputs, given, name)
+        except RowsError as error:  # its trial takes long, and comes out the same for the next request
+            if len(self._mixing) < _MAX_REFUSED:
+                self._mixing[form] = str(error)
+            raise
         finally:
             self.binding = ""
         if declared is not None:
