@@ -744,6 +744,8 @@ class Wrong(bm.Model):
                 return bm.cond(flag, lambda: y, lambda: three)
             case "data":
                 return bm.cond(flag, lambda: 1, lambda: 2)
+            case "number":
+                return bm.cond(flag, lambda: y, lambda: 1)
             case "pred":
                 return bm.cond(y, lambda: y, lambda: y)
             case "sequence":
@@ -775,7 +777,8 @@ class Wrong(bm.Model):
     ("what", "said"),
     [
         ("structure", "true_fn returns tuple.*false_fn one value"), ("shape", r"false_fn returns int64\[\] where"),
-        ("data", "returns 1 and false_fn 2"), ("pred", "one bool or integer that a cell computes"),
+        ("data", "returns 1 and false_fn 2"), ("number", r"data in place of a computed value: .*\(\)"),
+        ("pred", "one bool or integer that a cell computes"),
         ("sequence", "returns a sequence"), ("leak", "used outside it"), ("state", "keeps its structure"),
         ("row", r"list\(of 64, each one value\).*returns one value; .*give a row of numbers as an array"),
         ("changes", "changes from 0 to 1 in Python"), ("index", "one bool or integer"), ("none", "no branches"),

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Final, cast, final
 
 import numpy as np
@@ -36,6 +35,7 @@ from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import Collected, HostValues, Output, Value, ValueSequence
 from batchmaker.model.arguments import column, sequence_of, single, where
 from batchmaker.model.cell import copy_type, elements
+from batchmaker.model.host_values import host_value
 from batchmaker.model.leaves import built, flat, is_alike, is_data, shown
 from batchmaker.model.open_regions import (
     DECIDED,
@@ -373,9 +373,11 @@ class Decisions:
 
     def _row_of(self, given: Any, spec: ValueSpec) -> Value:
         """Return a value of this spec made of data."""
-        declared = SimpleNamespace(inputs=(ValueSpec(spec.shape, spec.dtype),))
-        cell = SimpleNamespace(name="data", module=None, declared=declared, data_dtype=lambda _: spec.dtype)
-        return self._row(single(cell, given, None, 0), given)
+        try:
+            data = host_value(given, ValueSpec(spec.shape, spec.dtype), spec.dtype, "data in place of a computed value")
+        except InvalidRequestError as error:
+            raise type(error)(f"{at_line()}{error}") from None
+        return self._row(data, given)
 
     def _value(self, part: Any, spec: ValueSpec) -> Value:
         return part if type(part) is Value else self._row_of(part, spec)
