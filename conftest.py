@@ -32,12 +32,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None) or "torch" not in sys.modules:
         return
     if any(Path(given.partition("::")[0]).is_dir() for given in config.args):
+        import batchmaker as bm
         from batchmaker.engine.setup import prepare_scheduler
         from batchmaker.lab import zoo
         from batchmaker.policies.auto import AutoPolicy
 
         sizes = {"vocabulary_size": 4, "embedding": 2, "hidden": 2}
         prepare_scheduler(AutoPolicy(), [zoo.make("lstm", dtype=name, **sizes) for name in ("float32", "bfloat16")])
+        with bm.Engine(zoo.make("early-exit", width=2), threads=1) as engine:
+            engine.submit(torch.zeros(2)).result()  # the loops of decisions, at the first request that needs them
 
 
 def pytest_collection_finish() -> None:

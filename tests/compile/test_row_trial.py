@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from batchmaker.compile.binding import bind
-from batchmaker.compile.row_trial import RANDOM, TrialRows
+from batchmaker.compile.row_trial import CHANCE, RANDOM, TrialRows
 from batchmaker.errors import ModelError, RowsError
 from batchmaker.graph.spec import ValueSpec
 from covering import covering
@@ -245,11 +245,15 @@ def test_rows_that_mix_are_found_beside_random_numbers(function: Callable[..., A
         bind(Function(function), ROW, name="random")
 
 
-def test_random_numbers_that_a_cell_must_not_get_do_not_end_the_trial() -> None:
-    drawn = Function(
-        lambda y: y / torch.randint(1, 5, (len(y), 1)).clamp(1) + torch.arange(4)[torch.randint(1, 4, (1,)) - 1]
-    )
-    assert RANDOM in bind(drawn, ROW, name="random").notes
+def test_a_note_says_so_if_rows_could_not_be_compared_without_chance() -> None:
+    noisy = Function(lambda y: y + torch.empty(1).exponential_() + _positive(torch.randint(1, 5, (1,))))
+    assert CHANCE in bind(noisy, ROW, name="random").notes
+
+
+def _positive(count: Tensor) -> Tensor:
+    if int(count) < 1:
+        raise ValueError("a count is at least 1")
+    return count
 
 
 def test_a_row_whose_shape_depends_on_another_row_is_refused() -> None:

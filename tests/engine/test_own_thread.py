@@ -66,6 +66,8 @@ def test_a_callback_that_waits_for_its_engine_gets_an_error_and_may_submit():
 
     def ask(_):
         more.append(engine.submit(request()))
+        with pytest.raises(TimeoutError):
+            more[0].result(timeout=0)  # does not wait
         with pytest.raises(OptionError, match=SAID) as found:
             more[0].result()
         raised.append(found.value)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from batchmaker.core.commands import ZERO_TABLE, Reserve, TableId, TableSpec
 from batchmaker.executor import step_rows
-from batchmaker.executor.state_tables import StateTables
+from batchmaker.executor.state_tables import StateTables, as_array
 from batchmaker.executor.step_rows import InputReader, keep_rows
 from batchmaker.graph.spec import ValueSpec
 
@@ -108,6 +108,15 @@ def test_outputs_of_another_dtype_or_not_in_one_piece_are_kept_as_values():
         tables, (number,), [torch.arange(6.0, dtype=torch.float64).reshape(3, 2).t()], np.array([1]), np.array([0])
     )
     assert tables[number][0].tolist() == [1, 3, 5]
+
+
+@pytest.mark.parametrize("turned", [torch.ones(1, 3) * 1j, torch._neg_view(torch.ones(1, 3))], ids=["view", "whole"])
+def test_numbers_that_torch_negates_when_it_reads_them_are_kept_as_it_reads_them(turned):
+    tables, _ = filled()
+    values = turned.conj().imag if turned.is_complex() else turned
+    assert values.is_neg()
+    keep_rows(tables, (TableId(1),), [values], np.array([0]), np.array([0]))
+    assert tables[TableId(1)][0].tolist() == as_array(values)[0].tolist() == [-1, -1, -1]
 
 
 @pytest.mark.parametrize(("at", "row"), [(3, 0), (-1, 0), (0, NUM_ROWS), (0, -1)])

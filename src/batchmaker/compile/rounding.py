@@ -81,10 +81,10 @@ def is_rounding(found: float, run: Run, output: int) -> bool:
 
 
 def is_moved(found: float, value: Callable[[], Tensor]) -> bool:
-    """Whether such noise moves a value about as far as was found. value: computes it."""
+    """Whether noise, as in `is_rounding`, moves a value about as far as was found. value: computes it for one row."""
     before = value()
     for seed in range(_PROBES):
-        with torch.no_grad(), Noise(seed):
+        with torch.no_grad(), _Noise(seed):
             after = value()
         noisy = distance(before, after)
         if noisy > 0 and found <= _MORE * noisy:
@@ -93,7 +93,7 @@ def is_moved(found: float, value: Callable[[], Tensor]) -> bool:
 
 
 @final
-class Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Changes the floating inputs and results of each operation that rounds, at random, by a few units of rounding."""
 
     def __init__(self, seed: int) -> None:

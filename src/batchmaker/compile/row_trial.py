@@ -36,6 +36,7 @@ _ON_DEVICE: Final = 2e-2
 """The tolerance on other devices, whose products may round their factors to TF32."""
 
 RANDOM: Final = "draws random numbers; its rows were compared without them"
+CHANCE: Final = "draws random numbers, so its rows could not be compared with those of other batches"
 CHAOTIC: Final = "rounding changes its results as much as other rows do, so its rows could not be compared"
 
 
@@ -203,23 +204,29 @@ class _RowTrial:
         if is_random:
             torch.set_rng_state(before)
             self._check_again(first)
-            with NoChance():
-                try:
-                    without = self._run(self._real)
-                except RAISED_BY_USERS:  # a number that it cannot draw
-                    return self._result(self._real, (), first, RANDOM)
-                self._try_draws(without)
-            return self._result(self._real, (), first, RANDOM)
+            return self._result(self._real, (), first, RANDOM if self._are_alike_without_chance() else CHANCE)
         if not self._trial.independent:
             self._check_again(first)
             return self._result(self._real, (), first)
         rows, alone = self._try_draws(first)
         return self._result(rows, alone, first) if alone else self._result(self._real, (), first, CHAOTIC)
 
-    def _try_draws(self, first: Batch) -> tuple[Batch, Batch]:
-        """Return rows and what each gave alone, and among others, too; none if rounding changes as much."""
+    def _are_alike_without_chance(self) -> bool:
+        """Whether rows could be compared with constants in place of what is drawn. RowsError if they differ."""
         if not self._trial.independent:
-            return self._real, ()
+            return False
+        with NoChance():
+            try:
+                first = self._run(self._real)
+            except RAISED_BY_USERS:  # a number that it cannot draw
+                return False
+            return bool(self._try_draws(first)[1])
+
+    def _try_draws(self, first: Batch) -> tuple[Batch, Batch]:
+        """Return rows, and what each gave alone and among others; no outputs if rounding changes them as much.
+
+        first: what the real row gave. RowsError if rows depend on each other.
+        """
         earlier: RowsError | None = None
         compared = False
         for seed in range(_DRAWS):

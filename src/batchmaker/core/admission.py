@@ -120,7 +120,6 @@ class GraphAdmission:
         self._plan_rows = plan_rows
         self._cells: list[CellType] = []
         self._value_tables: Ints = np.zeros((0, 0), np.int64)
-        self._noted = set[tuple[int, int]]()  # types and inputs that the arena knows to be fed
         self._numbers = SubgraphNumbers(arena, node_by_node=node_by_node)
         self._copies = GraphCopies(arena, keeps_sources=plan_rows)
 
@@ -316,8 +315,7 @@ class GraphAdmission:
                 self._note_value_port(type_id, port)
 
     def _note_value_port(self, type_id: int, port: int) -> None:
-        if self._plan_rows and (type_id, port) not in self._noted:
-            self._noted.add((type_id, port))
+        if self._plan_rows:
             self._arena.note_port(type_id, port)
 
     def _run_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[Ints]) -> None:

@@ -138,6 +138,7 @@ class Arena:
         self.extents = records(EXTENT_FIELDS, s)
         self.types: Ints = np.zeros((TYPE_FIELDS, 0), np.int64)
         self.ports: Ints = np.zeros((0, 1), np.int64)
+        self._fed = set[tuple[int, int]]()  # types and ports that `ports` has
         self.seconds: NDArray[np.float64] = np.zeros((0, 2))
         self.known_s: NDArray[np.float64] = np.zeros((0, 1))
         self.queue: Ints = np.zeros((QUEUE_FIELDS, n), np.int64)
@@ -278,10 +279,10 @@ class Arena:
 
     def note_port(self, type_id: int, port: int) -> None:
         """Note that some node feeds this input."""
-        count = int(self.types[NUM_PORTS, type_id])
-        known = self.ports[type_id, :count]
-        if port not in known:
-            self.ports[type_id, : count + 1] = np.sort(np.append(known, port))
+        if (type_id, port) not in self._fed:
+            self._fed.add((type_id, port))
+            count = int(self.types[NUM_PORTS, type_id])
+            self.ports[type_id, : count + 1] = np.sort(np.append(self.ports[type_id, :count], port))
             self.types[NUM_PORTS, type_id] += 1
 
     def add_pool(self, tables: Sequence[int]) -> int:

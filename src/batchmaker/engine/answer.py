@@ -255,7 +255,7 @@ class Answer:
         """Block until the request is done. Raises TimeoutError after `timeout` seconds."""
         if self._is_done:
             return
-        if self.handover.is_own_thread:
+        if timeout != 0 and self.handover.is_own_thread:
             raise waits_for_itself()
         self.handover.release()  # an event loop's requests are held until its turn ends, but this call blocks the turn
         sleeping = threading.Lock()  # acquired twice here; the thread that ends the request releases it in between

@@ -135,8 +135,11 @@ class StateTables:
 
 
 def as_array(values: Tensor) -> NDArray[Any]:
-    """Return the same memory as an array. bfloat16, which NumPy lacks, becomes int16."""
-    values = values.detach() if values.requires_grad else values
+    """Return the same memory as an array; of numbers that torch negates when it reads them (`Tensor.is_neg`), a copy.
+
+    bfloat16, which NumPy lacks, becomes int16.
+    """
+    values = (values.detach() if values.requires_grad else values).resolve_neg()
     array: NDArray[Any] = (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
     return array
 

@@ -64,7 +64,8 @@ class InputReader:
     def read(self, tables: StateTables, of: Ints, rows: Ints, begin: int, end: int, padded: int) -> Inputs:
         """Return the inputs of some positions. Rows after theirs repeat the first. `leave` follows, if ever.
 
-        of, rows: [inputs of the cell, positions] the table and the row of each. padded: rows of the result.
+        of, rows: [inputs of the cell, positions] the table and the row of each. padded: rows of the result. IndexError
+        if a table lacks a row.
         """
         is_large = padded * self._num_bytes > MOST_COPIED
         try:
@@ -99,7 +100,7 @@ def bring(
     """Copy the rows of inputs from tables to their room; those after `end` repeat the one of `begin`.
 
     of, rows: [inputs of the cell, positions]. first: the first of the inputs that are read, of which row_bytes and room
-    [inputs] have the bytes of a row, and the address. tables, sizes: of each table the address, 0 for zeros, and the
+    [inputs] have the bytes of a row, and the address. tables, sizes: of each table the address and the
     number of rows. may_stay: leave rows where they are that stand together in one table.
 
     Returns, of each input, the first row if they stay; otherwise a number below 0.
@@ -130,8 +131,11 @@ def bring(
 def keep_rows(
     tables: StateTables, numbers: tuple[TableId, ...], outputs: Sequence[Tensor], at: Ints, rows: Ints
 ) -> None:
-    """Write rows `at` of each output into these rows of its table. An output may be memory of a table itself."""
-    own = [values.to(tables[of].dtype).contiguous() for of, values in zip(numbers, outputs, strict=True)]
+    """Write rows `at` of each output into these rows of its table. An output may be memory of a table itself.
+
+    outputs: [n, *shape] each. at, rows: [rows]. IndexError if an output or a table lacks a row.
+    """
+    own = [values.to(tables[of].dtype).resolve_neg().contiguous() for of, values in zip(numbers, outputs, strict=True)]
     if not _keep(tables, numbers, own, at, rows):
         _keep(tables, numbers, [values.clone() for values in own], at, rows)
 
