@@ -42,13 +42,13 @@ def test_what_is_slow_for_a_block_is_not_taken_for_few_rows(clock, monkeypatch):
 
     def times(loop: Any, step: Any, n: int) -> Any:
         clock.spend(1.0)
-        way = TILED if n < BLOCK else BF16
+        way = TILED if n < 64 else BF16
         return choice._Times(way, compiled_s=n * 1e-3, products_s=8e-3, step_s=4.5e-3)
 
     monkeypatch.setattr(choice, "_times", times)
     monkeypatch.setattr(choice, "_compile", lambda loop: None)
     loop = SimpleNamespace(products=SimpleNamespace(ways=[TILED, BF16]), plan=None)
-    faster = choice.choose(loop, lambda n: lambda: None, [1, 8, BLOCK, 4 * BLOCK])  # type: ignore[arg-type]
+    faster = choice.choose(loop, lambda n: lambda: None, [1, 8, 64, 256])  # type: ignore[arg-type]
     assert loop.plan.ways[8] == TILED
     assert (loop.plan.ways[9], loop.plan.ways[BLOCK]) == (BF16, BF16)
     assert np.array_equal(np.flatnonzero(faster), np.arange(5))  # 4 ms, beside the step's 4.5

@@ -30,11 +30,9 @@ from batchmaker.kernels.cpu.products import library
 from batchmaker.kernels.cpu.steps import BLOCK
 
 _NONE: Final = np.zeros(0, np.int64)
-_SIZES: Final = (1, BLOCK, 8, 4 * BLOCK)
+_SIZES: Final = (1, 64, 8, BLOCK)
 """Rows at which the loop is tried, the most informative first; those between them go by interpolated ratios."""
 _ALL_S: Final = 40e-3
-_FEW_WEIGHTS: Final = 1 << 17
-"""With more weights than this a cell has no loop: each block would read them again from the third cache."""
 
 
 @final
@@ -136,7 +134,7 @@ def find_node_loop(cell: TracedCell, inputs: Sequence[ValueSpec], outputs: Seque
         results = [writer.value(node) for node in made]
     except (OtherError, CannotRewriteError):
         return None
-    return None if writer.num_weights > _FEW_WEIGHTS else NodeLoop(writer, results, inputs)
+    return NodeLoop(writer, results, inputs)
 
 
 # --- whether it is used ----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx
 
-from batchmaker.arrays import Ints
+from batchmaker.arrays import LINE, Ints
 from batchmaker.compile import typed_steps as typed
 from batchmaker.compile.dataflow import (
     BATCH,
@@ -41,7 +41,6 @@ from batchmaker.compile.node_steps import (
 from batchmaker.compile.passes.atoms import gate_by_gate
 from batchmaker.compile.passes.cheaper import cheaper_sums
 from batchmaker.compile.passes.fusion import fuse_pointwise
-from batchmaker.compile.passes.interpreter import LINE
 from batchmaker.compile.passes.nodes import columns, is_linear, shape_of
 from batchmaker.compile.passes.pointwise import Pass
 from batchmaker.compile.passes.products import merge_products, parameters

@@ -27,7 +27,7 @@ _NO_STEP: Final = (
 )
 _NO_NODES: Final = (
     "no node loop: it has other operations than look-ups, linear layers, pointwise operations and an argmax over rows "
-    "of float32, or more than 131,072 weights"
+    "of float32, or a layer of more than 4,194,304 weights"
 )
 _IN_BETWEEN: Final = f"step by step: the {LOOP} of a recurrent layer tests nothing between its steps"
 

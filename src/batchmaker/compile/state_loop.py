@@ -43,7 +43,7 @@ from batchmaker.kernels.cpu.steps import BLOCK
 
 _NONE: Final = np.zeros(0, np.int64)
 _NO_FLAGS: Final = np.zeros(0, np.bool_)
-_SIZES: Final = (1, 8, BLOCK)
+_SIZES: Final = (1, 8, 64)
 """Rows at which the loop is tried, and the largest; those between them go by interpolated ratios."""
 _STEPS: Final = 4
 _ALL_S: Final = 60e-3

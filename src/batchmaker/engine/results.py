@@ -444,6 +444,8 @@ def _nodes_of(requests: Sequence[InFlight]) -> Ints:
     extents = [(own.base, own.num_nodes) for request in requests for own in request.admitted]
     bases, counts = np.array(extents, np.int64).reshape(-1, 2).T
     own = np.repeat(bases - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    if all(request.unfolding.decided is None for request in requests):
+        return own
     collected = [place for request in requests for some in request.collected.values() for place in some]
     decided = np.concatenate((np.array(collected, np.int64), *[request.outputs for request in requests]))
     return np.unique(np.concatenate((own, decided // OUTPUTS)))

@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.arrays import Ints
+from batchmaker.arrays import Ints, aligned_zeros
 from batchmaker.compile.export import torch_dtype
 from batchmaker.core.commands import Reserve, TableId
 
-_ALIGNMENT = 64
 _BLOCK_BYTES = 1 << 20
 
 
@@ -146,10 +145,7 @@ def as_array(values: Tensor) -> NDArray[Any]:
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return zeros whose pages take no memory until they are written. torch.zeros would write all of them."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    block = torch.from_numpy(np.zeros(num_bytes + _ALIGNMENT, np.uint8))
-    start = -block.data_ptr() % _ALIGNMENT
-    return block[start : start + num_bytes].view(dtype).view(shape)
+    return torch.from_numpy(aligned_zeros((math.prod(shape) * dtype.itemsize,), np.uint8)).view(dtype).view(shape)
 
 
 def copy_used(old: Tensor, new: Tensor) -> None:

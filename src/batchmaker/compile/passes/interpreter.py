@@ -18,7 +18,7 @@ import numpy as np
 from numba import config, types
 from numba.extending import intrinsic
 
-from batchmaker.arrays import Ints
+from batchmaker.arrays import LINE, Ints
 from batchmaker.compiled import compiled_arithmetic
 from batchmaker.kernels.pointwise import sigmoid, tanh
 
@@ -47,7 +47,6 @@ NARROW: Final = 14
 
 BLOCK: Final = 512
 """Columns that are processed together: a dozen registers of so many numbers fit the first-level cache."""
-LINE: Final = 64
 
 _ZERO: Final = np.float32(0)
 _NAN: Final = 0x7FC0  # of bfloat16

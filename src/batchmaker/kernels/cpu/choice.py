@@ -48,9 +48,10 @@ def choose(
         if len(measured) >= _NEEDED and time.thread_time() > end_s:
             break
         measured[n] = _times(loop, step, n)
-    for n in sorted(measured, reverse=True):
-        if n <= BLOCK:
-            ways[: n + 1] = measured[n].way
+    of_rows = sorted(n for n in measured if n <= BLOCK)
+    ways[:] = measured[of_rows[-1]].way
+    for n in reversed(of_rows):
+        ways[: n + 1] = measured[n].way
     sizes, every = sorted(measured), np.arange(largest + 1)
     times = np.array([[measured[n].compiled_s, measured[n].products_s, measured[n].step_s] for n in sizes])
     times = np.maximum(times, 1e-9)  # a clock may return the same time twice
@@ -153,7 +154,7 @@ def example_task(loop: RecurrentLoop, n: int, num_steps: int) -> LoopTask:
 
 def _sizes(largest: int) -> list[int]:
     """Return the sizes to try, the most informative first: there may not be time for all."""
-    return list(dict.fromkeys(min(size, largest) for size in (1, BLOCK, 8, 2, 16, 4, 4 * BLOCK, 16 * BLOCK)))
+    return list(dict.fromkeys(min(size, largest) for size in (1, 64, 8, BLOCK, 2, 16, 4, 4 * BLOCK)))
 
 
 def _compile(loop: RecurrentLoop) -> None:

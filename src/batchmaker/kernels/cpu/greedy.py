@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.arrays import Flags, Float32s, Ints
+from batchmaker.arrays import Flags, Float32s, Ints, aligned_zeros
 from batchmaker.kernels.cpu.greedy_steps import run_greedy
 from batchmaker.kernels.cpu.loop import LoopTask, RecurrentLoop
 from batchmaker.kernels.cpu.products import Products, library
@@ -89,7 +89,7 @@ class GreedyLoop:
         stopped, skipped = np.zeros((2, count), np.bool_)
         room = recurrent.room()
         copies = room.copies_of(task, self.outputs)
-        scores = self._rooms.pop() if self._rooms else np.zeros((BLOCK, len(self._bias)), np.float32)
+        scores = self._rooms.pop() if self._rooms else aligned_zeros((BLOCK, len(self._bias)), np.float32)
         of, rows, h, c, token = task.move_tables, task.move_rows, self._h, self._c, self._token
         found: LoopEnds = _NoEnds() if ends is None else ends
         done = run_greedy(

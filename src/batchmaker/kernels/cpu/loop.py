@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.arrays import Flags, Float32s, Ints
+from batchmaker.arrays import Flags, Float32s, Ints, aligned_zeros
 from batchmaker.compiled import is_compiled
 from batchmaker.kernels.cpu.products import Library, Products, bits, library
 from batchmaker.kernels.cpu.steps import (
@@ -273,8 +273,9 @@ class Workspace:
 
     def __init__(self, hidden: int, width: int, dtype: Any) -> None:
         # Rows of `a` at a distance of a power of two would share few lines of the first cache.
-        gates, state = (np.zeros((BLOCK, size), np.float32) for size in (width, hidden + LANES))
-        self.gates: GateRoom = (gates, state, np.zeros((BLOCK, hidden), dtype), np.empty(width, np.float32))
+        gates, state = (aligned_zeros((BLOCK, size), np.float32) for size in (width, hidden + LANES))
+        narrow, gates_of_one = aligned_zeros((BLOCK, hidden), dtype), aligned_zeros((width,), np.float32)
+        self.gates: GateRoom = (gates, state, narrow, gates_of_one)
         self._tokens: Ints = np.empty(1024, np.int64)
         self._copies: Ints = np.empty((8, COPY_FIELDS), np.int64)
 

@@ -29,8 +29,8 @@ from batchmaker.kernels.pointwise import tanh
 OWN, PACKED, BF16, TILED = map(number, range(4))
 """Ways to multiply: own loops, MKL's packed product, that of bfloat16 matrices, and tile by tile with the gates."""
 
-BLOCK: Final = 64
-"""Most rows that are multiplied at once: their gates stay in the second cache."""
+BLOCK: Final = 256
+"""Most rows that are multiplied at once: each block reads all weights again, and products of fewer rows are slower."""
 
 NEXT_AT, COUNT, AT, ROWS, PART, TARGET, SOURCE, ROW_BYTES, COPY_FIELDS = range(9)
 """Fields of a copy, see below.
