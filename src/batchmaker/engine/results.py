@@ -7,7 +7,7 @@ together, at any batch size. Requests that await each value, and values that are
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Final, final
 
 import numpy as np
@@ -209,7 +209,9 @@ class Results:
 
     def leave(self, requests: Sequence[InFlight]) -> None:
         """Note that requests have ended, admitted or not. Values that steps still bring for them are not used."""
+        decides = False
         for request in requests:
+            decides |= request.unfolding.decided is not None
             if not request.admitted:
                 continue
             slot = request.admitted[0].slot
@@ -220,7 +222,7 @@ class Results:
                 self._awaits_values[slot] = False
                 self._num_awaiting -= 1
         if self.tables.wide:
-            nodes = _nodes_of(requests)
+            nodes = _nodes_of(requests, decides=decides)
             for table in self.tables.wide:
                 table.leave(nodes)
 
@@ -229,47 +231,45 @@ class Results:
 
         All values of one table are read together. Each value and each sequence has memory of its own.
         """
-        alike: dict[int, list[InFlight]] = {}  # by template or unfolding
+        alike: dict[Hashable, list[InFlight]] = {}  # by form, template or unfolding
+        has_table: dict[Hashable, bool] = {None: False}
         for request in requests:
-            if not request.awaits_values:
-                alike.setdefault(id(request.unfolding), []).append(request)
-        values: dict[ResultTable, _Reads] = {}
-        sequences: dict[ResultTable, _Reads] = {}
+            if request.awaits_values:
+                continue
+            of = request.unfolding
+            form = of.result_form if len(requests) > 1 else None
+            if form not in has_table:
+                has_table[form] = self.tables.find(of.handles[0].output, of.handles[0].spec) is not None
+            alike.setdefault(form if has_table[form] else id(of), []).append(request)
+        reads: dict[tuple[ResultTable, bool], tuple[list[Any], _Owners]] = {}  # by table, and whether of sequences
         for members in alike.values():
             columns: dict[Handle, list[Any]] = {}
+            of_each, decided = list[tuple[Handle, ...]](), members[0].unfolding.decided
             for place, request in enumerate(members):
                 request.gathered, request.place = columns, place
-            shifts = np.array([request.shift for request in members])
-            decided = members[0].unfolding.decided
+                of_each.append(request.unfolding.handles)
             if decided is not None:
                 self._gather_decided(members, decided, columns)
-            for handle in members[0].unfolding.handles:
+            for handle, *others in zip(*of_each, strict=True):
                 if decided is not None and (handle in decided.values or handle in decided.collections):
                     continue
                 table = self.tables.find(handle.output, handle.spec)
                 if table is None:  # somebody awaits each value
                     continue
-                if isinstance(handle, ValueSequence):
-                    nodes, sizes, owners = sequences.setdefault(table, ([], [], []))
-                    if handle.open_ended:
-                        found = [request.nodes(handle) for request in members]
-                        nodes += found
-                        sizes += map(len, found)
+                nodes, owners = reads.setdefault((table, isinstance(handle, ValueSequence)), ([], []))
+                for request, mine in zip(members, (handle, *others), strict=True):
+                    if isinstance(mine, ValueSequence):
+                        nodes.append(request.nodes(mine))
                     else:
-                        nodes.append((shifts[:, None] + handle.nodes).reshape(-1))
-                        sizes += [len(handle.nodes)] * len(members)
-                else:
-                    nodes, _, owners = values.setdefault(table, ([], [], []))
-                    if handle.ends_open_loop:
-                        nodes.append(shifts + [request.ended[handle.node] for request in members])
-                    else:
-                        nodes.append(shifts + handle.node)
+                        ends = request.ended and mine.ends_open_loop
+                        nodes.append(request.shift + (request.ended[mine.node] if ends else mine.node))
                 owners.append((columns, handle, len(members)))
-        for table, (nodes, _, owners) in values.items():
-            read = table.read(nodes[0] if len(nodes) == 1 else np.concatenate(nodes))
-            _share([read[0]] if len(read) == 1 and read.ndim > 1 else objects(read), owners)
-        for table, (nodes, sizes, owners) in sequences.items():
-            _share(_SPLIT_COPY(table.read(np.concatenate(nodes)), sizes), owners)
+        for (table, are_sequences), (nodes, owners) in reads.items():
+            if are_sequences:
+                _share(_SPLIT_COPY(table.read(np.concatenate(nodes)), list(map(len, nodes))), owners)
+            else:
+                read = table.read(np.array(nodes, np.int64))
+                _share([read[0]] if len(read) == 1 and read.ndim > 1 else objects(read), owners)
 
     def decided(self, command: Decided) -> None:
         """Note what requests return, whose last decisions are made."""
@@ -438,13 +438,13 @@ class Results:
                 request.end_loop(found[1].last, found[0], fetched)
 
 
-def _nodes_of(requests: Sequence[InFlight]) -> Ints:
-    """Return the nodes whose values these requests may have: those of their graphs, and what they read as values
-    decided, of which several may be outputs of one node. Each once."""
+def _nodes_of(requests: Sequence[InFlight], *, decides: bool) -> Ints:
+    """Return the nodes whose values these requests may have, each once: those of their graphs, and if some of them
+    decide by values what they read so, of which several may be outputs of one node."""
     extents = [(own.base, own.num_nodes) for request in requests for own in request.admitted]
     bases, counts = np.array(extents, np.int64).reshape(-1, 2).T
     own = np.repeat(bases - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-    if all(request.unfolding.decided is None for request in requests):
+    if not decides:
         return own
     collected = [place for request in requests for some in request.collected.values() for place in some]
     decided = np.concatenate((np.array(collected, np.int64), *[request.outputs for request in requests]))
@@ -460,11 +460,11 @@ def objects(values: Tensor) -> list[Any]:
     return values.tolist() if values.ndim == 1 else list(_UNBIND_COPY(values))
 
 
-_Reads = tuple[list[Ints], list[int], list[tuple[dict[Handle, list[Any]], Handle, int]]]
-"""What is read from one table: nodes; of sequences, their sizes; for whom: columns, handle, and how many requests."""
+_Owners = list[tuple[dict[Handle, list[Any]], Handle, int]]
+"""For whom values are read: columns, the handle in them, and how many requests."""
 
 
-def _share(values: list[Any], owners: list[tuple[dict[Handle, list[Any]], Handle, int]]) -> None:
+def _share(values: list[Any], owners: _Owners) -> None:
     """Give values to the columns that they were read for, in order."""
     first = 0
     for columns, handle, count in owners:

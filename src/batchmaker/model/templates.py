@@ -75,8 +75,8 @@ class Template:
 
     __slots__ = (
         "_result", "after", "before", "checks", "decided", "feeds", "form", "graph", "guard", "handles", "kinds",
-        "loops", "num_nodes", "returns_kept", "sizes", "spans", "streamed_collection", "streamed_sequence",
-        "streams_result",
+        "loops", "num_nodes", "result_form", "returns_kept", "sizes", "spans", "streamed_collection",
+        "streamed_sequence", "streams_result",
     )  # fmt: skip
 
     open = False
@@ -111,6 +111,7 @@ class Template:
         self.streams_result = unfolding.streams_result
         self._result = unfolding.returned
         self.handles = unfolding.handles
+        self.result_form = unfolding.result_form
         self.returns_kept = unfolding.returns_kept
         fed = tuple([
             (

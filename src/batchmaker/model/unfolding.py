@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping
 from functools import lru_cache
 from typing import Any, Final, final
 
@@ -161,6 +161,14 @@ class Unfolding:
     def handles(self) -> tuple[Handle, ...]:
         """The handles in the function's result, in order."""
         return tuple(handles(self._result))
+
+    @property
+    def result_form(self) -> Hashable:
+        """Results with equal ones are one handle of equal values, whatever their nodes; None: another result."""
+        result = self._result
+        if self.decided is not None or not isinstance(result, Value | ValueSequence):
+            return None
+        return isinstance(result, Value), result.output, result.spec.shape, result.spec.dtype
 
     @property
     def returns_kept(self) -> bool:
