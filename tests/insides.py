@@ -17,7 +17,7 @@ from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.node_loop import NodeLoop
 from batchmaker.compile.state_loop import StateLoop
 from batchmaker.core import batching
-from batchmaker.core.events import RequestArrived, RequestId
+from batchmaker.core.events import RequestArrived
 from batchmaker.core.scheduler import Scheduler
 from batchmaker.core.state import SchedulerState
 from batchmaker.core.urgency import Urgency
@@ -142,7 +142,7 @@ def room(engine: bm.Engine) -> Any:
 
 def num_free(engine: bm.Engine) -> int:
     """Places that are free."""
-    return room(engine)._num_free
+    return int(room(engine)._num_free)
 
 
 def num_waiting_for_room(engine: bm.Engine) -> int:
@@ -173,7 +173,7 @@ def state_of(urgency: Urgency) -> SchedulerState:
     return urgency._state
 
 
-def hurry(urgency: Urgency, request: RequestId, from_s: float, until_s: float) -> None:
+def hurry(urgency: Urgency, request: Any, from_s: float, until_s: float) -> None:
     """Let a request seem short of time between these times."""
     living = urgency._state.requests
     urgency._short.add(from_s, request, living, len(living))
@@ -276,8 +276,8 @@ def gpu_places(engine: bm.Engine) -> list[Any]:
 
 def device_places(engine: bm.Engine) -> list[Any]:
     """The devices on which requests are scheduled, each with what is known of it."""
-    places: list[Any] = engine.driver.on_device._places
-    return places
+    driver: Any = engine.driver
+    return list(driver.on_device._places)
 
 
 def num_ended(core: DeviceCore) -> int:
