@@ -102,7 +102,7 @@ class Slow(Immediate):
         super().__init__(latency_s)
         self._waiting: list[Any] = []
         self._ids = itertools.count()
-        self._ends_s = latency_s
+        self.ends_s = latency_s
 
     def submit(self, request: Any) -> SimpleNamespace:
         now_s = self.clock.now_s()
@@ -112,15 +112,15 @@ class Slow(Immediate):
 
     def sleep(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        if self.clock.now_s() < self._ends_s:
+        if self.clock.now_s() < self.ends_s:
             return
         batch, self._waiting = self._waiting, []
         self.stats = DriverStats(self.stats.steps + 1, self.stats.cells + sum(len(ticket.request) for ticket in batch))
         for ticket in batch:
-            ticket.finished_s = self._ends_s
+            ticket.finished_s = self.ends_s
             self.on_settled(ticket, None)
         self.num_asked += len(batch)
-        self._ends_s += self._latency_s
+        self.ends_s += self._latency_s
 
 
 def test_a_backlogs_window_holds_whole_steps_however_long_they_take(monkeypatch):
@@ -144,7 +144,7 @@ def test_a_backlog_that_stops_being_answered_after_an_error_raises_it_and_does_n
                 ),
                 RuntimeError("out of memory"),
             )
-            engine._ends_s = float("inf")
+            engine.ends_s = float("inf")
             engine.num_asked += 1
 
     monkeypatch.setattr(load.time, "sleep", sleep)

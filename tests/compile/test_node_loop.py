@@ -18,6 +18,7 @@ from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.products import library
 from batchmaker.lab import zoo
 from covering import covering
+from insides import node_loop
 
 pytestmark = pytest.mark.skipif(
     not is_available() or library().sgemm is None, reason="needs compiled loops and MKL's packed product"
@@ -95,7 +96,7 @@ def bound(module: nn.Module, *inputs: ValueSpec) -> BoundCell:
 
 
 def loop_of(cell: BoundCell) -> NodeLoop | None:
-    return cell._forms.node_loop(cell.inputs, cell.outputs)
+    return node_loop(cell)
 
 
 def rows(cell: BoundCell, count: int) -> tuple[Tensor, ...]:

@@ -17,6 +17,7 @@ from batchmaker.compile.passes.interpreter import is_available
 from batchmaker.compile.state_loop import StateChoice, StateLoop
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.greedy import GreedyLoop
+from insides import state_loop
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="needs compiled loops")
 
@@ -36,8 +37,7 @@ def bound(module: nn.Module, *inputs: ValueSpec, num_step_inputs: int = 0) -> Bo
 
 
 def loop_of(cell: BoundCell) -> StateLoop | None:
-    count = cell.num_step_inputs or 0
-    return cell._forms.state_loop(cell._need_split(), cell.inputs[count:], cell.outputs, count)
+    return state_loop(cell)
 
 
 # --- one step ---------------------------------------------------------------------------------------------------------

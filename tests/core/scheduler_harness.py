@@ -269,7 +269,7 @@ class Harness:
         aged_every: int | None = AGED_EVERY,
     ) -> None:
         self.cells = list(cells)
-        self._make = lambda: Scheduler(
+        self.make = lambda: Scheduler(
             (policy() if callable(policy) else policy) or CellularPolicy(max_steps=max_steps),
             num_workers=num_workers,
             run_ahead=run_ahead,
@@ -278,7 +278,7 @@ class Harness:
             patience=patience,
             aged_every=aged_every,
         )
-        self.scheduler = self._make()
+        self.scheduler = self.make()
         self._duration, self._mode, self._reports, self._fails = duration, mode, reports, fails
         self._check_always, self._tells_time = check_always, tells_time
         self.now_s = 0.0
@@ -297,7 +297,7 @@ class Harness:
         self.answers: dict[int, tuple[float, str]] = {}
         self.events: list[tuple[Event, ...]] = []
         self.commands: list[Any] = []
-        self._handle([CellTypeAdded(cell, 0.0) for cell in self.cells])
+        self.handle([CellTypeAdded(cell, 0.0) for cell in self.cells])
 
     # --- what a test says ------------------------------------------------------------------------------------
 
@@ -377,7 +377,7 @@ class Harness:
             events += self._resume()
             while self._actions and self._actions[0][0] == self.now_s:
                 events += heapq.heappop(self._actions)[2]()
-            self._handle(events)
+            self.handle(events)
         return self
 
     def check_nothing_left(self) -> None:
@@ -393,7 +393,7 @@ class Harness:
 
     def check_replay(self) -> None:
         """The recorded events make a new scheduler give the same commands."""
-        again = self._make()
+        again = self.make()
         commands = [command for events in self.events for command in again.handle(*events)]
         assert len(commands) == len(self.commands)
         for one, other in zip(commands, self.commands, strict=True):
@@ -420,7 +420,7 @@ class Harness:
         self._order = getattr(self, "_order", 0) + 1
         heapq.heappush(self._actions, (at_s, self._order, action))
 
-    def _handle(self, events: list[Event]) -> None:
+    def handle(self, events: list[Event]) -> None:
         while events:
             self.events.append(tuple(events))
             commands = self.scheduler.handle(*events)

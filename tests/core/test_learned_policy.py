@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.frontier import Frontier
 from batchmaker.graph.mini_batch import MiniBatch, merged, unrolled
 from batchmaker.graph.recorder import Recorder
-from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.graph.spec import CellType
 from batchmaker.lab.datasets import Tree, random_trees
 from batchmaker.policies import CellPolicy, make
-from batchmaker.policies.base import ReadyView
 from batchmaker.policies.learned import CellRow, LearntFrom, PolicyFile
 from batchmaker.policies.learned.encodings import ENCODINGS, State
 from batchmaker.policies.learned.policy import TablePolicy
@@ -143,13 +142,8 @@ def test_types_are_known_by_name_in_whatever_order_the_model_uses_them(tmp_path:
 def test_a_cell_that_the_file_does_not_have_is_left_to_the_condition(tmp_path: Path):
     """As of a model without an example request, whose cells are not known before they are used."""
     known: dict[State, int] = {(0, 1): 1, (1, 0): 1}
-
-    class KnowsTwo(TablePolicy):
-        def _learnt(self, view: ReadyView, ready: Sequence[TypeId]) -> TypeId | None:
-            return None if max(ready) > 1 else super()._learnt(view, ready)
-
     programs = lattices(4, 2)
-    offline = schedule(Frontier(closed(programs, LATTICE)), KnowsTwo("sort", known))
+    offline = schedule(Frontier(closed(programs, LATTICE)), TablePolicy("sort", known))
     policy = make(written(tmp_path / "policy.json", LATTICE[:2], known))
     assert batches_live(policy, programs, LATTICE) == len(offline)
 

@@ -11,11 +11,12 @@ from scheduler_harness import ChunkProgram, Harness, cell_type, chain, host
 from batchmaker import policies
 from batchmaker.core import live_streams
 from batchmaker.core.arena import Arena
-from batchmaker.core.batching import SHORT_TASK_S, _num_beside
+from batchmaker.core.batching import SHORT_TASK_S
 from batchmaker.core.layout import NODE_MASK, REQUEST
 from batchmaker.core.live_streams import FRAMES
 from batchmaker.core.priorities import Priorities
 from batchmaker.policies.ageing import AGED_EVERY
+from insides import num_beside
 
 FRAME, BULK = cell_type(0, "frame", 2, sizes=(1, 4)), cell_type(1, "bulk", 2, sizes=(1, 4))
 STEP_S = SHORT_TASK_S / 8.5
@@ -128,7 +129,7 @@ def test_a_step_beside_frames_has_all_of_them_and_other_rows_for_a_short_task(
         arena.nodes[REQUEST, key & NODE_MASK] = key
         priorities.enter(key, 2 * (1 - key % 3) + (key < chunks))
     known_s = np.array([0.1, 0.5, 0.9, 1.5, np.nan]) * SHORT_TASK_S  # for 1, 2, 4, 8 and 16 rows
-    assert _num_beside(arena.nodes, arena.requests, keys, known_s, 16) == rows
+    assert num_beside(arena.nodes, arena.requests, keys, known_s, 16) == rows
 
 
 @pytest.mark.parametrize(
@@ -144,4 +145,4 @@ def test_a_step_beside_frames_has_all_of_them_and_other_rows_for_a_short_task(
 )
 def test_sizes_of_which_nothing_is_known_are_tried_if_they_may_be_short(known: tuple[float, ...], rows: int) -> None:
     arena, none = Arena(), np.empty(0, np.int64)
-    assert _num_beside(arena.nodes, arena.requests, none, np.array(known) * SHORT_TASK_S, 16) == rows
+    assert num_beside(arena.nodes, arena.requests, none, np.array(known) * SHORT_TASK_S, 16) == rows

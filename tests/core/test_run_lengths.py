@@ -20,6 +20,7 @@ from batchmaker.policies.auto import AutoPolicy
 from batchmaker.policies.expectation import StepsLeft
 from batchmaker.policies.requests import RequestTable
 from batchmaker.policies.run_lengths import RunLengths
+from insides import lengths_of
 
 READ, WRITE = 0, 1
 CELLS = (cell_type(READ, "read"), cell_type(WRITE, "write"))
@@ -82,7 +83,7 @@ def test_auto_expects_of_a_new_request_what_those_it_has_answered_have_shown() -
     core.run()
     table = made()
     reading(table, 0, 2, 60)
-    assert policy._lengths.left(table, np.array([0]))[0, WRITE] < 15  # one token in four ends a run
+    assert lengths_of(policy).left(table, np.array([0]))[0, WRITE] < 15  # one token in four ends a run
 
 
 def test_until_a_run_has_ended_a_request_is_expected_to_write_as_much_as_it_may() -> None:

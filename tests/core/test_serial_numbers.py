@@ -20,7 +20,7 @@ STARTS = [SERIAL_LIMIT - 1, SERIAL_LIMIT, 2**27 - 2, 2**27, 2**31 - 2, 2**31, 2*
 def commands_from(harness: Harness, start: int, jumps: dict[int, int]) -> list[Any]:
     """What a scheduler says to the same events that has come as far as `start`. jumps: numbers that it leaves out
     before an event."""
-    again = harness._make()
+    again = harness.make()
     arena = again.state.arena
     arena.counts[NEXT_SERIAL] = start
     commands = []

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from scheduler_harness import ChunkProgram, Harness, cell_type, host, same
 from test_scheduler_properties import make_cells, random_chunk
 
-from batchmaker.core import scheduler, sequence_store
+from batchmaker.core import sequence_store
 from batchmaker.core.commands import Admit, RunTask
 from batchmaker.core.events import Event, RequestArrived
 from batchmaker.graph.recorder import Recorder
+from insides import listen_to_arrivals
 
 CELL, OTHER = cell_type(0, "step"), cell_type(1, "other")
 
@@ -41,15 +42,13 @@ class Shared:
     def __init__(self, harness: Harness, monkeypatch: Any) -> None:
         self.harness, self.num_arrived = harness, 0
         self._graphs: dict[Any, Any] = {}
-        arrived = scheduler.Scheduler._arrived
 
-        def counted(of: Any, events: Sequence[RequestArrived], known: Any, commands: Any) -> None:
+        def counted(events: Sequence[RequestArrived]) -> None:
             self.num_arrived += len(events)
-            arrived(of, events, known, commands)
 
-        monkeypatch.setattr(scheduler.Scheduler, "_arrived", counted)
-        handle = harness._handle
-        monkeypatch.setattr(harness, "_handle", lambda events: handle([self._sharing(event) for event in events]))
+        listen_to_arrivals(monkeypatch, counted)
+        handle = harness.handle
+        monkeypatch.setattr(harness, "handle", lambda events: handle([self._sharing(event) for event in events]))
 
     def _sharing(self, event: Event) -> Event:
         if not isinstance(event, RequestArrived) or event.sequence is None or event.open:
@@ -62,7 +61,7 @@ class Shared:
 
 def commands_without_sharing(harness: Harness) -> list[Any]:
     """What a scheduler commands for the same events, if no two requests have the same graph."""
-    again, commands = harness._make(), list[Any]()
+    again, commands = harness.make(), list[Any]()
     for events in harness.events:
         alone = [
             replace(one, graph=replace(one.graph, shared=False)) if isinstance(one, RequestArrived) else one
@@ -116,12 +115,12 @@ def test_lists_of_what_is_kept_that_nobody_needs_are_dropped_and_nobody_can_tell
         return [value]
         yield
 
+    before = len(one.scheduler.state.arena.keeps)
     for sequence in range(3):
-        chunks = [(100 * sequence + number, growing, None) for number in range(8)]
+        chunks = [(100 * sequence + number, growing, None) for number in range(50)]
         one.arrive_chunks(sequence, chunks, at_s=float(sequence), gap_s=1.0)
     one.run()
-    if words == 1:
-        assert one.scheduler.state._kept_lists._end < 9 * 8 / 2  # all lists together are longer
+    assert (len(one.scheduler.state.arena.keeps) == before) == (words == 1), "all lists together are longer"
     one.check_nothing_left()
     one.check_replay()
 

@@ -17,6 +17,7 @@ from batchmaker.core.scheduler import Scheduler
 from batchmaker.core.urgency import Urgency
 from batchmaker.graph.recorder import Recorder
 from batchmaker.policies import SufficientPolicy
+from insides import hurry, state_of
 
 A, B = cell_type(0, "a", 2, sizes=(1, 2)), cell_type(1, "b", 2, sizes=(1, 2))
 
@@ -163,14 +164,12 @@ def hurry_every_other(patch: pytest.MonkeyPatch, after_s: float) -> None:
     look, came = Urgency.look, list[int]()
 
     def more_work(urgency: Any, slot: int, graph: Any) -> None:
-        came.append(urgency._state.id_of(slot))
+        came.append(state_of(urgency).id_of(slot))
 
     def look_and_hurry(urgency: Any, now_s: float) -> None:
-        living = urgency._state.requests
         for request in came:
             if request % 2:
-                urgency._short.add(now_s + after_s / 10, request, living, len(living))
-                urgency._over.add(now_s + after_s, request, living, len(living))
+                hurry(urgency, request, now_s + after_s / 10, now_s + after_s)
         came.clear()
         look(urgency, now_s)
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchmaker.cost import lengths
 from batchmaker.cost.lengths import MAX_SAMPLES, MAX_STEPS, MIN_SAMPLES, LengthProfile
 from batchmaker.errors import DataError, OptionError
 from batchmaker.lab.datasets import lazybatching_lengths
@@ -112,12 +113,13 @@ def test_serving_teaches_what_data_does():
     assert remaining(learnt, 5, 10, 0.75) == remaining(profile_of(runs, num_buckets=1), 5, 10, 0.75)
 
 
-def test_what_was_served_lately_wins_in_the_end():
-    old = LengthProfile(counts=[[0, 0, MAX_SAMPLES]])
+def test_what_was_served_lately_wins_in_the_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lengths, "MAX_SAMPLES", 1000)
+    old = LengthProfile(counts=[[0, 0, 1000]])
     before = old.counts.nbytes
-    for _ in range(3 * MAX_SAMPLES // 1000):
-        old._add(np.zeros(1000, np.int64), np.full(1000, 4))
-        assert old.num_samples <= MAX_SAMPLES
+    for _ in range(3000):
+        old.observe(0, 4)
+        assert old.num_samples <= 1000
     assert old.fixed(0.5) == 4
     assert old.counts.nbytes <= 2 * before
 

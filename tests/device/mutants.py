@@ -11,12 +11,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "executor")]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "executor"), str(HERE.parent)]
 
 import torch  # noqa: E402
 from played_requests import TINY, crowded, play  # noqa: E402
 
-from batchmaker.device.core import DeviceCore  # noqa: E402
+from insides import take_entries_without_room  # noqa: E402
 
 MUTANTS = {
     "none": ("", ""),
@@ -63,7 +64,7 @@ def survives(name: str) -> bool:
     if child == 0:
         signal.alarm(_PATIENCE_S)
         if name == "a ring that takes one too many":
-            DeviceCore._has_entries = lambda self, plan: True
+            take_entries_without_room()
         try:
             for seed in range(4 if name == "none" else 12):
                 play(seed, 12, mutate=lambda source: mutant(name, source), sizes=replace(TINY, ring=40))

@@ -17,6 +17,7 @@ from batchmaker.device.plan import PlannedType, RequestPlan, Stops, plan_of
 from batchmaker.device.proof import TriedCell, bytes_of, computed_plainly, num_steps, random_graph, results_of
 from batchmaker.graph.cell_graph import ZERO, CellGraph, Fetch, HostInput, Run
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+from insides import bytes_of_request
 
 TINY = Sizes(arena_bytes=1 << 15, answer_bytes=1 << 13, mail_bytes=1 << 14, num_slots=8, ring=64)
 GARBAGE = 0x7F
@@ -137,8 +138,7 @@ def play(
 
 def spoil(core: DeviceCore, slot: int) -> None:
     """Fill the memory of an ended request with what is no token."""
-    request = core._requests[slot]
-    core.memory.arena.view(torch.uint8)[request.where : request.where + request.plan.num_bytes] = GARBAGE
+    core.memory.arena.view(torch.uint8)[bytes_of_request(core, slot)] = GARBAGE
     core.answer(slot)[:] = GARBAGE
 
 

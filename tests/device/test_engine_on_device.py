@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.device.memory import Sizes
+from batchmaker.device.proof import NUM_REQUESTS
 from batchmaker.engine import device_driver
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import CancelledError, DeadlineError, DeviceError, InvalidRequestError
-from insides import scheduler
+from insides import device_places, num_ended, scheduler
 
 
 @pytest.fixture(autouse=True)
@@ -128,11 +129,8 @@ TREES = [[[1, 2], [3, [4, 5]]], [0, 1], [[0, 9], 1], [[[1, 2], [3, 4]], [[5, 6],
 
 
 def num_taken(devices: Sequence[FakeDevice], engine: Engine) -> int:
-    """Requests that the devices have scheduled themselves."""
-    on_device = engine.driver.on_device
-    return sum(int(place.core._page[0]) for place in on_device._places) - 24 * sum(
-        len(place.planned) for place in on_device._places
-    )
+    """Requests that the devices have scheduled themselves, without those that prove their cells."""
+    return sum(num_ended(place.core) - NUM_REQUESTS * len(place.planned) for place in device_places(engine))
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -206,7 +204,7 @@ def test_the_cancelled_and_the_late_are_told_at_once_and_leave_nothing() -> None
         for answer in answers[3:]:
             torch.testing.assert_close(answer.result()["steps"], want)
         assert engine.map([[1, 2]], progress=False)[0]["length"] == 2
-        (place,) = engine.driver.on_device._places
+        (place,) = device_places(engine)
         end_s = time.monotonic() + 30
         while place.core.num_in_flight and time.monotonic() < end_s:
             time.sleep(0.01)

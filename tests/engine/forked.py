@@ -17,7 +17,7 @@ import batchmaker as bm
 from batchmaker.errors import StoppedError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where modules are that tests of several folders use
-from insides import workers
+from insides import locks_of
 
 
 class Row(bm.Model):
@@ -69,7 +69,7 @@ def started() -> None:
     waiting = engine.submit([-1.0] * 4)
     model.entered.wait(60)
     behind, streamed = engine.submit(xs), engine.submit(xs, stream=True)
-    locks = [workers(engine)[0]._lock, engine._submitter._room._freed, engine._limit._lock]  # type: ignore[union-attr, attr-defined]
+    locks = locks_of(engine)
 
     def child() -> None:
         print("submit:", said(lambda: engine.submit(xs)))

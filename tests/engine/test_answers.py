@@ -20,7 +20,7 @@ import batchmaker as bm
 from batchmaker.core.events import RequestId
 from batchmaker.engine import Answer
 from batchmaker.errors import CancelledError, InvalidRequestError, OptionError, StoppedError
-from insides import unanswered
+from insides import num_waiting_for, unanswered
 from waiting import wait_until
 
 
@@ -95,7 +95,7 @@ def test_waiting_ends_after_the_time_given_and_the_request_goes_on(gate: Gate) -
             for seconds in (0, -1, 0.001):
                 with pytest.raises(TimeoutError, match="it goes on"):
                     wait(seconds)
-        assert not answer._waiting, "who polls leaves nothing behind"
+        assert not num_waiting_for(answer), "who polls leaves nothing behind"
         gate.opened.set()
         assert float(answer.result(60)) == 3.0
 

@@ -19,9 +19,9 @@ from batchmaker.engine import Answer
 from batchmaker.engine.heartbeat import HUNG_AFTER_S
 from batchmaker.engine.worker import MOST_RESTARTS
 from batchmaker.engine.workers import LONG_TURN_S
-from batchmaker.errors import EngineError, ModelError, SequenceError
+from batchmaker.errors import EngineError, ModelError, SequenceError, StoppedError
 from batchmaker.policies.cellular import CellularPolicy
-from insides import scheduler, scheduler_of, unanswered, watchdog, workers
+from insides import scheduler, scheduler_of, unanswered, use_clock, watchdog, workers
 from waiting import wait_until
 
 
@@ -225,7 +225,7 @@ def test_a_slow_start_says_what_it_does_and_a_failed_one_only_its_error(fails: b
     model, raised = Slow(fails=fails), list[BaseException]()
     engine = bm.Engine(model, CellularPolicy(), threads=1)
     watched = watchdog(workers(engine)[0])
-    watched._hung_after_s = 0.0  # every look finds what it does slow
+    watched.hung_after_s = 0.0  # every look finds what it does slow
     watched.start = lambda: None  # the test looks itself
 
     def start() -> None:
@@ -241,7 +241,7 @@ def test_a_slow_start_says_what_it_does_and_a_failed_one_only_its_error(fails: b
         watched.look()
     model.let_go.set()
     starter.join(120)
-    watched._hung_after_s = HUNG_AFTER_S
+    watched.hung_after_s = HUNG_AFTER_S
     watched.look()
     engine.stop()
     said = [record.getMessage() for record in engine_log.records if record.name == "batchmaker.engine"]
@@ -255,21 +255,36 @@ def test_a_slow_start_says_what_it_does_and_a_failed_one_only_its_error(fails: b
 
 
 def test_a_cell_that_is_compiled_at_the_start_is_named() -> None:
-    engine = bm.Engine(Slow(fails=False), threads=1)
-    start = engine._start
-    start._doing = "computes the example request of model 'Slow'"
+    model, compiles = Slow(fails=False), "compiles cell 'decoder'"
+    engine = bm.Engine(model, threads=1)
+    starter = threading.Thread(target=engine.start)
+    starter.start()
+    assert model.entered.wait(120)
     engine.registry.binding = "decoder"
-    compiles = "compiles cell 'decoder'"
-    assert start.said == (f"computes the example request of model 'Slow': {compiles}", compiles)
-    start._doing = ""
-    assert start.said == ("", compiles), "no start, but a first request that compiles a cell"
+    beat = engine.heartbeat
+    assert beat.starting == f"computes the example request of model 'Slow': {compiles}"
+    assert beat.compiling == compiles
+    model.let_go.set()
+    starter.join(120)
+    engine.registry.binding = "decoder"
+    beat = engine.heartbeat
+    assert (beat.starting, beat.compiling) == ("", compiles), "no start, but a first request that compiles a cell"
+    engine.stop()
+
+
+def refuses(worker: Any) -> bool:
+    try:
+        worker.check()
+    except StoppedError:
+        return True
+    return False
 
 
 def test_a_start_that_fails_after_a_long_time_logs_no_stack(engine_log: Any) -> None:
     model = Slow(fails=True)
     engine = bm.Engine(model, CellularPolicy(), threads=1)
     (loop,) = workers(engine)
-    loop._clock = clock = VirtualClock()
+    use_clock(loop, clock := VirtualClock())
     unfold = model.unfold
 
     def slow(n: int) -> Any:
@@ -282,7 +297,7 @@ def test_a_start_that_fails_after_a_long_time_logs_no_stack(engine_log: Any) -> 
     watched.start = lambda: None  # the test looks itself
 
     def ends_its_turn(*_: Any) -> None:
-        wait_until(lambda: loop._refusal)  # the caller has the error, and stops the engine before the turn is over
+        wait_until(lambda: refuses(loop))  # the caller has the error, and stops the engine before the turn is over
         watched.look()
 
     model.unfold = slow  # type: ignore[method-assign]

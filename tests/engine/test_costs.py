@@ -10,7 +10,6 @@ from engine_models import Decode, Encode, LoopTranslator, Sums, Watching
 
 import batchmaker as bm
 from batchmaker.cost import CellLatency, CostProfile, LatencyTable, LengthProfile, PredictedLength, ProfileOptions
-from batchmaker.engine.setup import _few
 from batchmaker.errors import RefusedError, SavedModelError
 from batchmaker.executor.null import NullExecutor
 from batchmaker.policies.lazy import LazyPolicy
@@ -112,4 +111,5 @@ def test_a_saved_model_keeps_its_deadline_and_its_profile(tmp_path: Path) -> Non
     ],
 )
 def test_few_sizes_are_measured(sizes: tuple[int, ...], few: tuple[int, ...]) -> None:
-    assert _few(sizes) == few
+    (profile,) = told(with_example(Sums(batch_sizes=list(sizes)), [1, 2]))
+    assert profile.latency.cells[0].batch == few

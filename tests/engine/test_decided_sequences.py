@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import batchmaker as bm
 from batchmaker.errors import CancelledError, DeadlineError, InvalidRequestError, ModelError, NodeLimitError
 from covering import covering
-from insides import scheduler, schedulers
+from insides import list_places, scheduler, schedulers
 
 WIDTH, WORDS, EOS, MOST = 8, 11, 0, 12
 
@@ -434,11 +434,8 @@ def test_requests_that_end_early_give_back_what_they_have_collected() -> None:
         assert engine.submit(7).result(60) == 112
         frames = scheduler(engine).frames
         assert not frames.slots
-        lists, free = frames._machine.lists, 0
-        place = int(lists[1, 0])
-        while place != -1:
-            free, place = free + 1, int(lists[1, place])
-        assert free == lists[0, 0] - 1 > 0, "every place of a list is free"
+        free, places = list_places(frames)
+        assert free == places > 0, "every place of a list is free"
     assert_balanced(engine)
 
 

@@ -31,7 +31,7 @@ from batchmaker.errors import (
 )
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.policies.auto import AutoPolicy
-from insides import scheduler, schedulers
+from insides import code_words, num_waiting_for_values, scheduler, schedulers
 
 EXAMPLES = int(os.environ.get("BATCHMAKER_EXAMPLES", "6"))
 PRIME = 1009
@@ -723,7 +723,7 @@ def test_cancelled_and_late_requests_leave_nothing_behind() -> None:
         assert isinstance(late.exception(60), DeadlineError)
         frames = frames_of(engine)
         assert not frames.slots
-        assert (frames._machine.waits == -1).all()
+        assert not num_waiting_for_values(frames)
     assert_balanced(engine)
 
 
@@ -978,7 +978,7 @@ def test_regions_are_forgotten_once_they_are_many_and_no_request_has_any(monkeyp
     with bm.Engine(EvenNumbers(), threads=1) as engine:
         for top in (3, 6, 2, 7, 6):
             assert engine.submit(top).result(60).tolist() == list(range(2, top + 1, 2))
-            words = frames_of(engine)._num_words
+            words = code_words(frames_of(engine))
         assert engine.submit(5).result(60).tolist() == [2, 4]
-        assert frames_of(engine)._num_words == words, "what was there before is gone"
+        assert code_words(frames_of(engine)) == words, "what was there before is gone"
     assert_balanced(engine)

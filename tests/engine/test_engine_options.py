@@ -58,14 +58,17 @@ def test_what_is_wrong_in_an_option_is_said_at_once_and_nothing_is_enqueued(
 
 
 @pytest.mark.parametrize("priority", [MAX_PRIORITY, -MAX_PRIORITY, np.int64(3), np.uint8(7)])
-@pytest.mark.parametrize("deadline_ms", [None, math.inf, 60_000, 6e4, np.float32(6e4), Fraction(60_000)])
-def test_every_kind_of_number_is_taken(priority: Any, deadline_ms: Any) -> None:
-    engine = bm.Engine(Sums(), threads=1)
-    ticket = engine._ticket([1], deadline_ms, priority, None)
-    assert ticket.priority == priority
-    assert type(ticket.priority) is int
-    assert ticket.due_after_s in (math.inf, pytest.approx(60.0))
-    engine.stop()
+def test_every_kind_of_number_is_taken(priority: Any) -> None:
+    settled: list[Any] = []
+    never: list[Any] = [None, math.inf]
+    in_a_minute: list[Any] = [60_000, 6e4, np.float32(6e4), Fraction(60_000)]
+    with bm.Engine(Sums(), threads=1) as engine:
+        engine.on_settled = lambda ticket, error: settled.append(ticket)
+        for deadline_ms in never + in_a_minute:
+            assert float(engine.submit([1], deadline_ms=deadline_ms, priority=priority).result(60)) == 1.0
+    assert [ticket.priority for ticket in settled] == [priority] * 6
+    assert {type(ticket.priority) for ticket in settled} == {int}
+    assert [ticket.due_after_s for ticket in settled] == [math.inf] * 2 + [pytest.approx(60.0)] * 4
 
 
 def test_requests_of_the_outermost_priorities_are_served_in_their_order() -> None:

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 import batchmaker as bm
 from batchmaker.compile.binding import BoundCell, bind
 from batchmaker.compile.run_form import A_NUMBER, AT_ITS_LENGTH, LOOP, MODULE, NODE_LOOP, PROGRAM, STATE_LOOP, run_form
-from batchmaker.engine.explain import _UNKNOWN, Explanation
-from batchmaker.executor.cuda import cells as cells_on_gpus
+from batchmaker.engine.explain import Explanation
 from batchmaker.executor.null import NullExecutor
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.loop import can_loop
+from insides import say_faster
 
 SIZE, WORDS = 8, 20
 ROW, TOKEN = ValueSpec((SIZE,), "float32"), ValueSpec((), "int64")
+NOT_TOLD = "not told by this executor"
 LAMBDA = "the function '<lambda>'"
 
 needs_loops = pytest.mark.skipif(not can_loop(torch.zeros(1)), reason="no compiled loops with NUMBA_DISABLE_JIT=1")
@@ -60,8 +61,7 @@ def bound(module: nn.Module, *inputs: ValueSpec, num_step_inputs: int | None = N
 
 def measured(cell: BoundCell, faster: list[bool]) -> BoundCell:
     """The cell as if its loop had been timed: faster for 1, 2, ... rows?"""
-    choice: Any = cell._chain_loop or cell._node_loop
-    choice._faster = np.array([False, *faster])
+    say_faster(cell, np.array([False, *faster]))
     return cell
 
 
@@ -194,8 +194,8 @@ def test_an_engine_that_has_used_no_cell_says_so() -> None:
 def test_the_page_for_model_authors_says_what_every_form_is() -> None:
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
     told = page.partition("## Which form a cell runs in")[2].partition("\n## ")[0]
-    on_gpus = (cells_on_gpus._KERNEL, cells_on_gpus._RECORDED, cells_on_gpus._IN_STREAM)
-    for form in (LOOP, STATE_LOOP, NODE_LOOP, PROGRAM, MODULE, *on_gpus, _UNKNOWN.form, "copy ROWS", "element ROWS"):
+    on_gpus = ("one GPU kernel for all steps of a task", "recorded GPU launch", "GPU launches one by one")
+    for form in (LOOP, STATE_LOOP, NODE_LOOP, PROGRAM, MODULE, *on_gpus, NOT_TOLD, "copy ROWS", "element ROWS"):
         assert f"`{form}`" in told
 
 
@@ -210,4 +210,4 @@ def test_engines_that_do_not_run_cells_say_so() -> None:
     assert "it computes whole requests" in str(whole.explain())
     whole.stop()
     with bm.Engine(Writer(), executor=NullExecutor()) as engine:
-        assert {cell.form for cell in engine.explain().cells} == {"not told by this executor"}
+        assert {cell.form for cell in engine.explain().cells} == {NOT_TOLD}

@@ -19,7 +19,7 @@ from batchmaker.clock import VirtualClock
 from batchmaker.engine import Answer
 from batchmaker.engine.heartbeat import HUNG_AFTER_S, Heartbeat, Watchdog, stack_of
 from batchmaker.errors import CancelledError, DeadlineError, StoppedError
-from insides import unanswered, workers
+from insides import is_woken, unanswered, watchdog, workers
 from waiting import wait_until
 
 
@@ -115,7 +115,8 @@ def test_requests_that_are_finished_late_are_not_given_up_while_another_hangs(mo
     with bm.Engine(model, threads=1, late="finish") as engine:
         hung(engine, model)
         late = engine.submit(5, deadline_ms=1)
-        workers(engine)[0]._answer_late(engine.heartbeat)
+        wait_until(lambda: engine.heartbeat.busy_for_s > 0.1)
+        watchdog(workers(engine)[0]).look()
         assert not late.done()
         model.let_go.set()
         assert int(late.result(60)) == 5
@@ -276,11 +277,11 @@ def test_an_engine_that_waits_for_its_workers_to_end_is_not_said_to_hang(caplog:
 
 def test_the_watchdog_looks_often_while_deadlines_are_ahead_and_seldom_otherwise() -> None:
     watched = Watched()
-    interval_s = watched.watchdog._interval_s
+    interval_s = watched.watchdog.interval_s
     watched.clock.advance(100.0)
     assert interval_s() == 1.0
     watched.watchdog.expect(105.0)
-    assert watched.watchdog._woken.is_set()
+    assert is_woken(watched.watchdog)
     assert interval_s() < 0.1
     watched.clock.advance(10.0)
     assert interval_s() == 1.0

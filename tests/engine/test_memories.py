@@ -44,7 +44,7 @@ from batchmaker.errors import (
     ShapeError,
 )
 from batchmaker.executor.memories import MemoryReader
-from insides import schedulers
+from insides import listen_to_gathering, schedulers
 
 MODULES: Final = modules(1)
 WIDTH: Final = HIDDEN
@@ -525,18 +525,13 @@ def _next(playing: Any, sent: Any) -> Any:
 @pytest.mark.parametrize("name", ["one memory in all steps of a run", "its own earlier steps"])
 def test_a_run_gathers_its_memory_once_for_each_room(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rooms, read = list[int](), [0]
-    filled, asked = MemoryReader._gathered, MemoryReader.read
-
-    def gather(self: Any, *given: Any) -> Any:
-        made = filled(self, *given)
-        rooms.append(made.values.shape[1])
-        return made
+    asked = MemoryReader.read
 
     def ask(self: Any, *given: Any, **options: Any) -> Any:
         read[0] += 1
         return asked(self, *given, **options)
 
-    monkeypatch.setattr(MemoryReader, "_gathered", gather)
+    listen_to_gathering(monkeypatch, lambda made: rooms.append(made.values.shape[1]))
     monkeypatch.setattr(MemoryReader, "read", ask)
     engine = bm.Engine(Everything(USES[name]), "cellular:max_steps=10", threads=1)
     with engine:

@@ -249,9 +249,10 @@ def test_settings_of_a_model_that_cannot_be_compared_fail_nobody(kind: type[Base
             first = self.setting
             return self.add.run([[x] for x in xs] if first is not None else [[0.0]], ([0.0],))
 
-    with bm.Engine(Configured(), threads=1) as engine:
+    model = Configured()
+    with bm.Engine(model, threads=1) as engine:
         for _ in range(5):
             assert float(engine.submit([1.0, 2.0]).result(120)) == 3.0
-            engine._catalogue.find(None).model.setting = Setting()
+            model.setting = Setting()
         assert engine.stats.restarts == 0
     assert_balanced(engine)

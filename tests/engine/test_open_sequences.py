@@ -13,6 +13,7 @@ from batchmaker.core.events import RequestId
 from batchmaker.engine.open_sequences import Sequences
 from batchmaker.engine.request import Chunk, SequenceEntry, Settled, Ticket
 from batchmaker.errors import CancelledError, DeadlineError, SequenceError
+from insides import num_time_outs
 
 
 class Desk:
@@ -91,7 +92,7 @@ def test_many_chunks_leave_one_time_out_behind() -> None:
     for request in range(500):
         desk.send(entry, request)
         desk.answer(request)
-    assert len(desk.sequences._idle.heap) == 1
+    assert num_time_outs(desk.sequences) == 1
     assert (entry.outstanding, entry.waiting, entry.failed) == ({}, {}, {})
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from batchmaker.lab import zoo
+from insides import network_of
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = (
@@ -359,11 +360,11 @@ def test_ctranslate2_writes_the_words_of_the_model_that_it_is_made_of(scripts, m
     peer = pytest.importorskip("ctranslate2")
     monkeypatch.setattr(scripts["translation"], "WORDS", 50)
     model = zoo.make("transformer", vocabulary_size=50, hidden=16, heads=2, inner=32, layers=2, positions=12)
-    scripts["translation"].decouple(model._network)
+    scripts["translation"].decouple(network_of(model))
     words = sentences([3, 5, 5, 1, 7, 2])
     requests = [{"source": given, "words": count} for given, count in zip(words, (4, 9, 1, 4, 9, 4), strict=True)]
     wanted = [text.tolist() for text in model.batched(requests)]
-    theirs = scripts["translation"].Translator(peer, model._network, tmp_path, requests)
+    theirs = scripts["translation"].Translator(peer, network_of(model), tmp_path, requests)
     assert theirs.words(2) == wanted
     assert len({word for text in wanted for word in text}) > 5
 

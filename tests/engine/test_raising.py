@@ -18,7 +18,7 @@ from batchmaker.engine import Answer
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.worker import MOST_RESTARTS
 from batchmaker.errors import CancelledError, RequestError, StoppedError
-from insides import tickets_of, unanswered
+from insides import submit_ticket, tickets_of, unanswered
 
 ENGINES = [(1, "cellular"), (2, "cellular")]
 
@@ -188,7 +188,7 @@ def test_what_a_stream_runs_into_is_the_requests_own_error(kind: type[BaseExcept
     with bm.Engine(WaitingSums(), threads=1) as engine:
         (ticket,) = tickets_of(engine, [Ask(3)])
         ticket.on_value = raises
-        error = engine._submitter.submit(ticket, stream=False).exception(60)
+        error = submit_ticket(engine, ticket).exception(60)
         assert isinstance(error, RequestError)
         assert kind.__name__ in str(error)
         check(Ask(4), engine.submit(Ask(4)))

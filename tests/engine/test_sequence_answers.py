@@ -16,7 +16,7 @@ from batchmaker.core.commands import Reply
 from batchmaker.core.layout import NODES
 from batchmaker.engine.answer import Answer
 from batchmaker.errors import CancelledError, CellError, SequenceError
-from insides import scheduler
+from insides import scheduler, submit_ticket
 from waiting import wait_until
 
 
@@ -105,8 +105,7 @@ def test_a_stream_that_cannot_be_handed_over_leaves_the_state_before_it() -> Non
         assert float(sequence.submit([1]).result(60)) == 1
         ticket = sequence.ticket([10])
         ticket.on_value = refuse
-        answer = ticket.answer = Answer(ticket.request_id, sequence._worker)
-        sequence._worker.send([ticket])
+        answer = submit_ticket(engine, ticket)
         with pytest.raises(CellError, match="what it streams to raised ValueError: full"):
             answer.result(60)
         sequence.resume()

@@ -12,6 +12,7 @@ import pytest
 from batchmaker.compiled import config, kept_in, place
 from batchmaker.engine import setup
 from batchmaker.policies.cellular import CellularPolicy
+from insides import say_where_nothing_is_kept
 
 
 def test_a_long_wait_for_the_compiler_is_explained_while_it_lasts(monkeypatch, caplog):
@@ -52,7 +53,7 @@ def test_nothing_is_said_after_a_start_that_took_no_time_or_failed(monkeypatch, 
 @pytest.mark.parametrize(("folder", "lines"), [("file/below", 1), ("folder", 0)])
 def test_where_nothing_can_be_kept_a_start_says_so_in_one_line_with_the_remedy(tmp_path, caplog, folder, lines):
     (tmp_path / "file").touch()
-    found = place, kept_in, setup._say_where_nothing_is_kept
+    found = place, kept_in, say_where_nothing_is_kept
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "CACHE_DIR", str(tmp_path / folder))
         patch.setattr(setup, "compiled_ahead", lambda *_: nullcontext())

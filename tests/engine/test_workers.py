@@ -20,7 +20,7 @@ from batchmaker.engine.workers import Workers, work_of
 from batchmaker.errors import CancelledError, OptionError, SequenceLimitError, StoppedError
 from batchmaker.executor.processors import Processors
 from batchmaker.policies.cellular import CellularPolicy
-from insides import tickets_of, workers
+from insides import deal, forbid_unfolding, policies_of, tickets_of, workers
 from waiting import wait_until
 
 
@@ -76,7 +76,7 @@ def test_requests_are_dealt_by_work() -> None:
         sent: list[list[int]] = [[], [], []]
         for number, worker in enumerate(workers(engine)):
             worker.send = lambda tickets, n=number: sent[n].extend(ticket.work for ticket in tickets)  # type: ignore[method-assign]
-        engine._workers.send(tickets_of(engine, [[0] * n for n in (9, 1, 1, 1, 1, 8, 7)]))
+        deal(engine, tickets_of(engine, [[0] * n for n in (9, 1, 1, 1, 1, 8, 7)]))
     assert sorted(sum(each) for each in sent) == [9, 9, 10]
 
 
@@ -158,7 +158,7 @@ def test_a_template_that_one_worker_has_proved_is_known_to_all() -> None:
         for _ in range(3):  # alone, so they go to the first worker
             engine.submit([1, 2, 3]).result(60)
         for driver in engine.drivers:
-            driver._unfolder._unfolded = None  # type: ignore[attr-defined]  # unfolding would fail
+            forbid_unfolding(driver)
         engine.map([[1, 2, 3]] * 40, progress=False)
         assert all(driver.templates.num_templates == 1 for driver in engine.drivers)
 
@@ -233,20 +233,20 @@ def test_an_idle_worker_takes_what_has_not_begun_at_another() -> None:
 def test_a_worker_without_work_asks_the_one_that_has_most() -> None:
     engine, gate = engine_and_gate()
     first, other = workers(engine)
+    seek_work: dict[Any, Any] = {worker: worker.on_idle for worker in (first, other)}
     keep_idle(first, other)
     asked: list[Any] = []
     first.call_soon = asked.append  # type: ignore[method-assign]
     held = sent_to(engine, first, 1)
     assert gate.entered.wait(60)
-    seek_work = engine._workers._seek_work
-    seek_work(first)
+    seek_work[first]()
     assert not asked, "it has itself the most"
-    seek_work(other)
+    seek_work[other]()
     assert [call.args for call in asked] == [(other,)]
     gate.opened.set()
     assert held[0].result(60).item() == 6.0
     wait_until(lambda: not first.work)  # an answer is told a moment before its request is counted as done
-    seek_work(other)
+    seek_work[other]()
     assert len(asked) == 1, "nobody has any"
     engine.stop()
 
@@ -307,7 +307,7 @@ def test_observers_are_called_by_one_worker_at_a_time_and_told_which() -> None:
 
 def test_each_worker_has_a_policy_of_its_own() -> None:
     with bm.Engine(Counter(), CellularPolicy(), threads=1, workers=3) as engine:
-        assert len({id(drivers.policy) for drivers in engine._drivers}) == 3
+        assert len(set(map(id, policies_of(engine)))) == 3
 
 
 def test_a_policy_that_cannot_be_copied_needs_one_worker() -> None:

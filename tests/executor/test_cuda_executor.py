@@ -19,7 +19,8 @@ from batchmaker.errors import CellError, DeviceError, EngineError, OptionError
 from batchmaker.executor.cuda.executor import CudaExecutor
 from batchmaker.executor.cuda.open import open_devices
 from covering import covering
-from insides import scheduler
+from insides import gpu_places, scheduler
+from waiting import wait_until
 
 
 @contextmanager
@@ -311,16 +312,21 @@ def test_a_row_that_makes_a_cell_raise_fails_alone() -> None:
 
 
 def test_an_engine_on_gpus_tells_how_each_cell_runs_there() -> None:
-    with running(Mixed(batch_sizes=[1, 4]), *fakes(2)) as engine:
+    devices = fakes(2)
+    with running(Mixed(batch_sizes=[1, 4]), *devices) as engine:
         engine.map(REQUESTS, progress=False)
         told = engine.explain()
         assert told.cells
         assert {cell.form for cell in told.cells} <= {"recorded GPU launch", "one GPU kernel for all steps of a task"}
         assert all(cell.in_loop + cell.one_by_one >= 1 for cell in told.cells)
-    engine.driver.executor._lost.update({0: "device 0 was lost", 1: "device 1 was lost"})
-    first = engine.explain().cells[0]
+        for device in devices:
+            device.lose()
+        wait_until(lambda: engine.submit(REQUESTS[0]).exception(120) and len(engine.driver.executor.notes) == 2)
+        first = engine.explain().cells[0]
     assert "every device was lost" in first.form
-    assert first.why == "device 0 was lost; device 1 was lost"
+    assert sorted(first.why.split("; ")) == [
+        f"device {number} (fake {number}) was lost: it fell off the bus" for number in (0, 1)
+    ]
 
 
 def test_a_lost_device_fails_what_was_there_and_the_others_go_on() -> None:
@@ -341,7 +347,7 @@ def test_a_lost_device_fails_what_was_there_and_the_others_go_on() -> None:
         for request, (value, _) in zip(REQUESTS, engine.map(REQUESTS, progress=False), strict=True):
             torch.testing.assert_close(value, plainly(model, request)[0])
         assert engine.driver.executor.notes == ["device 0 (fake 0) was lost: it fell off the bus"]
-        lost = engine.driver.executor._places[0]
+        lost = gpu_places(engine)[0]
         assert lost.num_finished == lost.num_submitted, "the watcher would wait for the lost device without end"
         scheduler(engine).check_invariants()
 

@@ -19,6 +19,7 @@ from batchmaker.clock import VirtualClock
 from batchmaker.engine.engine import Engine
 from batchmaker.executor.cuda.gpu import Gpu
 from batchmaker.kernels.devices import H200
+from insides import each_of
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -198,7 +199,7 @@ def test_what_is_over_time_or_fails_is_in_the_rows(scripts):
         clock.now_s += 1
         return {"x": x, "inverse": 1 / x}
 
-    rows = kernels._each([(1,), (0,), (2,)], run, ("x",), until)
+    rows = each_of(kernels)([(1,), (0,), (2,)], run, ("x",), until)
     assert rows == [
         {"x": 1, "inverse": 1.0},
         {"x": 0, "not_run": "ZeroDivisionError: division by zero"},

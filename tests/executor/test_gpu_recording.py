@@ -6,6 +6,7 @@ Nothing is computed here. tests/executor/test_gpu.py is the same on a GPU.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -208,27 +209,39 @@ class Layers:
         return self.answer
 
 
+@pytest.fixture
+def gpu_with(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
+    """Makes a GPU whose layers give, or raise, this answer."""
+
+    def made(answer: Any) -> Any:
+        monkeypatch.setattr(module, "CudaLayers", lambda *_: Layers(answer))
+        monkeypatch.setattr(module, "Nvrtc", lambda: SimpleNamespace(version="none"))
+        return Gpu(0)
+
+    return made
+
+
 def test_a_kernel_that_does_not_load_leaves_the_steps_to_recordings(
-    cuda: Cuda, caplog: pytest.LogCaptureFixture
+    gpu_with: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    device: Any = Gpu(0)
-    device._layers = Layers(None)
+    device = gpu_with(None)
     assert device.recurrent(None, 8, 5) is None
     assert caplog.records == []
-    device._layers = Layers(DeviceError("the 64 blocks of a tile cannot all run at once"))
+    device = gpu_with(DeviceError("the 64 blocks of a tile cannot all run at once"))
     assert device.recurrent(None, 8, 5) is None
     assert "no persistent kernel for 8 rows: the 64 blocks" in caplog.text
-    device._layers = Layers(DeviceLostError("gone", device))
+    device = gpu_with(DeviceLostError("gone", device))
     with pytest.raises(DeviceLostError):
         device.recurrent(None, 8, 5)
 
 
-def test_a_kernel_is_submitted_with_the_buffers_that_it_was_prepared_for(cuda: Cuda) -> None:
-    device, calls = Gpu(0), []
-    any_device: Any = device
+def test_a_kernel_is_submitted_with_the_buffers_that_it_was_prepared_for(
+    cuda: Cuda, gpu_with: Callable[[Any], Any]
+) -> None:
+    calls: list[str] = []
     kernel = SimpleNamespace(on_buffers=lambda call: lambda: calls.append(call))
-    any_device._layers = Layers((kernel, 3))
-    found = any_device.recurrent(None, 8, 5)
+    device = gpu_with((kernel, 3))
+    found = device.recurrent(None, 8, 5)
     submit = found.prepare("buffers")
     assert (found.least_steps, calls) == (3, [])
     launch = device.record(submit)

@@ -11,7 +11,8 @@ from served_models import Scales
 
 import batchmaker as bm
 from batchmaker.fleet.blocks import cut_into_blocks, find_files, part_of
-from batchmaker.fleet.bulk import BulkWorker, _plain, _Plan
+from batchmaker.fleet.bulk import BulkWorker
+from insides import as_plain
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def computed(model, tmp_path, rows, **options):
     files, form = find_files(tmp_path / "in.jsonl")
     (block,) = cut_into_blocks(files, form, 1000)
     asked = {"column": "numbers", "result": "result", "on_error": "raise", **options}
-    plan = _Plan(model=model, form=form, out=str(tmp_path), folder=str(tmp_path), options={}, **asked)
+    plan = {"model": model, "form": form, "out": str(tmp_path), "folder": str(tmp_path), "options": {}, **asked}
     worker = BulkWorker(msgspec.json.encode(plan))
     try:
         counts = worker({"block": [msgspec.json.encode(block)]})
@@ -64,5 +65,5 @@ def test_missing_and_taken_columns_are_named(model, tmp_path):
 
 def test_a_parameter_is_a_result_as_any_other_tensor():
     parameter = torch.nn.Parameter(torch.tensor([0.1, 2.0]))
-    assert msgspec.json.encode(_plain(parameter, "jsonl")) == b"[0.1,2.0]"
-    assert _plain(parameter.bfloat16(), "parquet") == [0.10009765625, 2.0]
+    assert msgspec.json.encode(as_plain(parameter, "jsonl")) == b"[0.1,2.0]"
+    assert as_plain(parameter.bfloat16(), "parquet") == [0.10009765625, 2.0]

@@ -19,8 +19,8 @@ from websockets.exceptions import InvalidStatus
 import batchmaker as bm
 from batchmaker.fleet.balancer import Replica
 from batchmaker.fleet.handover import hand_over
-from batchmaker.fleet.sockets import Relay
 from batchmaker.server.config import FleetConfig
+from insides import around_each_move
 from waiting import until
 
 
@@ -197,20 +197,15 @@ def test_a_client_that_asks_for_the_state_of_its_connection_gets_it_through_the_
 @pytest.mark.parametrize("path", ["sequence", "sequences"])
 def test_a_client_that_leaves_while_its_sequences_move_leaves_nothing_behind(models, monkeypatch, path):
     async def scenario(fleet):
-        balancer, opened, may_go_on, opened_at = (
-            fleet.server.balancer,
-            asyncio.Event(),
-            asyncio.Event(),
-            Relay._opened_at,
-        )
+        balancer, opened, may_go_on = fleet.server.balancer, asyncio.Event(), asyncio.Event()
 
-        async def later(relay, new):
-            there = await opened_at(relay, new)
+        async def later(open_there):
+            there = await open_there()
             opened.set()
             await may_go_on.wait()
             return there
 
-        monkeypatch.setattr(Relay, "_opened_at", later)
+        around_each_move(monkeypatch, later)
         async with connected(fleet, "counter", path=path) as connection:
             await connection.send(np.int64(2).tobytes() if path == "sequence" else frame(1, 2, BEGIN))
             await connection.recv()
@@ -232,16 +227,16 @@ def test_a_client_that_leaves_while_its_sequences_move_leaves_nothing_behind(mod
 @pytest.mark.parametrize("path", ["sequence", "sequences"])
 def test_sequences_whose_new_replica_begins_to_leave_before_they_come_move_on(models, monkeypatch, path):
     async def scenario(fleet):
-        balancer, told_to_go, opened_at = fleet.server.balancer, asyncio.Event(), Relay._opened_at
+        balancer, told_to_go = fleet.server.balancer, asyncio.Event()
 
-        async def later(relay, new):
+        async def later(open_there):
             await told_to_go.wait()
-            return await opened_at(relay, new)
+            return await open_there()
 
         def chunk(n, flags=0):
             return np.int64(n).tobytes() if path == "sequence" else frame(1, n, flags)
 
-        monkeypatch.setattr(Relay, "_opened_at", later)
+        around_each_move(monkeypatch, later)
         async with connected(fleet, "counter", path=path) as connection:
             await connection.send(chunk(3, BEGIN))
             assert np.frombuffer((await connection.recv())[-24:], "<i8").tolist() == [1, 2, 3]

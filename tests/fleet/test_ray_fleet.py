@@ -38,9 +38,9 @@ class LiveFleet:
         self.addresses = self.call(self.server.start())
         self.http = self.addresses[0].removeprefix("http://")
 
-    @staticmethod
-    async def _made(config: Config) -> FleetServer:
-        return FleetServer(config, launcher_for(config, ray))
+    async def _made(self, config: Config) -> FleetServer:
+        self.launcher = launcher_for(config, ray)
+        return FleetServer(config, self.launcher)
 
     def call(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(4 * LIMIT_S)

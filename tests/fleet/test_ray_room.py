@@ -29,7 +29,7 @@ def node(models_in_reach: None) -> Iterator[Any]:
 def test_as_many_replicas_are_started_as_there_is_memory_for(node, models):
     fleet = LiveFleet(fleet_config(models[0] / "counter", fleet=FleetConfig(replicas="auto")))
     try:
-        launcher = fleet.server._launcher
+        launcher = fleet.launcher
         assert isinstance(launcher, RayLauncher)
         room = fleet.call(launcher.room(fleet.server.fleet.config))
         assert 2 <= room < 16, "a replica takes more than 1400 MB / 16, and less than half of it"

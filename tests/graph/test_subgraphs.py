@@ -14,6 +14,7 @@ from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.subgraphs import split
 from batchmaker.graph.values import HostValues, Value
+from insides import begin_block
 
 NUMBER = ValueSpec((), "int64")
 CELLS = [CellType(i, f"cell {i}", (NUMBER,) * (1 + i), (NUMBER,), (1, 4)) for i in range(3)]
@@ -45,7 +46,7 @@ def test_single_calls_are_split_as_defined(seed: int, count: int) -> None:
         cell = draw.choice(CELLS)
         values += recorder.node(cell, [draw.choice(values[-5:] + values[:1]) for _ in cell.inputs])
         if draw.random() < 0.1:
-            recorder._flush()  # another block
+            begin_block(recorder)
     graph = recorder.take()
     numbers, many = split(graph)
     expected = by_definition(graph)

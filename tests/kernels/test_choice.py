@@ -10,6 +10,7 @@ import pytest
 
 from batchmaker.kernels.cpu import choice
 from batchmaker.kernels.cpu.steps import BF16, BLOCK, TILED
+from insides import loop_times
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_what_is_slow_for_a_block_is_not_taken_for_few_rows(clock, monkeypatch):
     def times(loop: Any, step: Any, n: int) -> Any:
         clock.spend(1.0)
         way = TILED if n < 64 else BF16
-        return choice._Times(way, compiled_s=n * 1e-3, products_s=8e-3, step_s=4.5e-3)
+        return loop_times(way, compiled_s=n * 1e-3, products_s=8e-3, step_s=4.5e-3)
 
     monkeypatch.setattr(choice, "_times", times)
     monkeypatch.setattr(choice, "_compile", lambda loop: None)

@@ -20,6 +20,8 @@ from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.template import KernelConfig
 from batchmaker.kernels.tuner import DeviceIdentity, winner_name
 
+IDENTITY = DeviceIdentity("H200", 132, "580.1")
+
 
 class FakeCompiler:
     version = "13.0"
@@ -60,8 +62,7 @@ class LoadedInMemory:
 def layers(monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "LoadedKernel", LoadedInMemory)
     monkeypatch.setattr(LoadedInMemory, "made", ())
-    found = FoundDevice(DeviceIdentity("H200", 132, "580.1"), "sm_90", H200)
-    return CudaLayers(found, FakeCompiler(), CacheDirectory(tmp_path), Plain())
+    return CudaLayers(FoundDevice(IDENTITY, "sm_90", H200), FakeCompiler(), CacheDirectory(tmp_path), Plain())
 
 
 def call(layer, batch, hidden):
@@ -89,8 +90,7 @@ def test_a_layer_that_no_kernel_holds_replays_recorded_steps_and_says_so_once(la
 
 
 def test_weights_on_the_host_are_refused_where_there_is_a_gpu(monkeypatch):
-    identity = DeviceIdentity("H200", 132, "580.1")
-    monkeypatch.setattr(launch, "found_device", lambda ordinal: FoundDevice(identity, "sm_90", H200))
+    monkeypatch.setattr(launch, "found_device", lambda ordinal: FoundDevice(IDENTITY, "sm_90", H200))
     with pytest.raises(DeviceError, match=r"the weights are on cpu; move the module there \(module.cuda\(\)\)"):
         CudaLayers.for_device(torch.device("cpu"))
 
@@ -114,11 +114,11 @@ def test_a_task_runs_at_once_where_the_model_says_that_it_is_faster(layers):
     assert len(LoadedInMemory.made) == made
 
 
-def test_a_task_runs_at_once_where_the_tuner_has_measured_a_kernel(layers):
+def test_a_task_runs_at_once_where_the_tuner_has_measured_a_kernel(layers, tmp_path):
     config = KernelConfig("lstm", "float32", "grid", 1024, 1, 16, 16, 16, 4, 7)
     problem = Problem(cell="lstm", dtype="float32", hidden=1024, batch=1024)
-    name = winner_name(problem, layers._found.identity, kernel_source())
-    layers._cache.write(name, msgspec.json.encode(config))
+    name = winner_name(problem, IDENTITY, kernel_source())
+    CacheDirectory(tmp_path).write(name, msgspec.json.encode(config))
     _, least = layers.at_once(weights(1024), rows=1024, steps=8)
     assert least == 2
     assert LoadedInMemory.made[-1] == config

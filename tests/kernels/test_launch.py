@@ -21,6 +21,7 @@ from batchmaker.kernels.nvrtc import Compiled
 from batchmaker.kernels.rows import call_rows
 from batchmaker.kernels.template import KernelConfig
 from batchmaker.kernels.tiling import packed_index
+from insides import barrier_memory
 
 GRID = KernelConfig("lstm", "float32", "grid", 13, 2, 2, 2, 16, 1)
 CLUSTER = KernelConfig("gru", "float32", "cluster", 13, 3, 4, 2, 16, 2)
@@ -133,7 +134,7 @@ def test_what_is_launched_computes_the_call(cuda, emulator, config, sms):
         assert 1 <= teams <= min(cuda.sms // config.blocks_per_tile, -(-9 // config.tile_height))
         span = ((len(y) - 1) * y.stride(0) + config.hidden) * 4
         sizes = [h.nbytes, c.nbytes if config.cell == "lstm" else 0, span, 0]
-        sizes += [kernel._exchange.nbytes, kernel._arrivals.nbytes]
+        sizes += [each.nbytes for each in barrier_memory(kernel)]
         assert emulator.launch(CONFIGS.index(config), addresses, sizes, y_stride, batch, teams) == ""
         expected = expected_answer(config, problem)
         assert np.abs(h.numpy() - expected.h).max() < 1e-5
@@ -166,7 +167,7 @@ def test_a_call_in_buffers_computes_what_its_steps_do(cuda, emulator, config, le
     options, _, (*addresses, y_stride, batch) = cuda.launches.pop()
     assert (batch, y_stride) == (6, config.hidden)
     sizes = [call.h.nbytes, 0 if call.c is None else call.c.nbytes, call.y.nbytes]
-    sizes += [0 if call.c_steps is None else call.c_steps.nbytes, kernel._exchange.nbytes, kernel._arrivals.nbytes]
+    sizes += [0 if call.c_steps is None else call.c_steps.nbytes, *(each.nbytes for each in barrier_memory(kernel))]
     teams = options["grid"] * options.get("cluster", 1) // config.blocks_per_tile
     assert emulator.launch(CONFIGS.index(config), addresses, sizes, y_stride, batch, teams) == ""
     SteppedLayer(weights).run_buffers(wanted)

@@ -18,6 +18,7 @@ from batchmaker.kernels.layer import LayerWeights
 from batchmaker.kernels.nvrtc import Nvrtc
 from batchmaker.kernels.rows import call_rows
 from batchmaker.kernels.source import kernel_source
+from insides import recorded_sizes
 
 pytestmark = pytest.mark.gpu
 
@@ -70,7 +71,7 @@ def test_what_no_kernel_holds_replays_recorded_steps(tmp_path, monkeypatch):
     persistent = PersistentLSTM.from_module(module, layers=layers)
     for _ in range(2):
         found, _ = persistent(source)
-    assert list(persistent._parts[0].layer._steps._recordings) == [(4, 32)]
+    assert recorded_sizes(persistent) == [(4, 32)]
     expected, _ = in_float64(module, source)
     torch.testing.assert_close(found.data.double().cpu(), expected.data, atol=1e-5, rtol=0)
 

@@ -14,6 +14,7 @@ from unfolding_forms import Begin, add, look, run, yield_all
 
 from batchmaker.errors import InvalidRequestError, ModelError
 from batchmaker.model.unfolding import Unfolding, end_of_loop
+from insides import recorder_of
 
 
 def fetched(unfolding: Unfolding) -> list[tuple[int, int]]:
@@ -58,7 +59,7 @@ def test_a_request_leaves_nothing_behind_that_only_the_collector_of_garbage_woul
     gc.disable()
     try:
         unfolding = begin(lambda m: [add(m, total=add(m)), run(m)])
-        recorder = weakref.ref(unfolding._recorder)
+        recorder = weakref.ref(recorder_of(unfolding))
         del unfolding
         assert recorder() is None
     finally:

@@ -17,9 +17,9 @@ from typer.main import get_command
 from batchmaker.cli.main import app
 from batchmaker.server import listening
 from batchmaker.server.config import read_config
-from batchmaker.server.service import served_model
+from insides import end_within_s
 
-AFTER_THE_DRAIN_S = 2 * served_model._END_S + 2 * listening.LAST_WRITES_S
+AFTER_THE_DRAIN_S = 2 * end_within_s() + 2 * listening.LAST_WRITES_S
 UNIT = DEPLOY / "systemd" / "batchmaker.service"
 
 

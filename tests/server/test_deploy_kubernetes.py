@@ -23,7 +23,7 @@ from batchmaker.server import listening
 from batchmaker.server.config import Config, read_config
 from batchmaker.server.environment import with_environment
 from batchmaker.server.limits import Limits
-from batchmaker.server.service import served_model
+from insides import end_within_s
 
 BASE = DEPLOY / "kubernetes" / "base"
 OVERLAY = DEPLOY / "kubernetes" / "overlays" / "example"
@@ -59,7 +59,7 @@ def settings(tmp_path: Path) -> Config:
 
 def after_the_drain_s() -> float:
     """What ending may take after `drain_seconds`: engines, twice; last answers over HTTP and gRPC."""
-    return 2 * served_model._END_S + 2 * listening.LAST_WRITES_S
+    return 2 * end_within_s() + 2 * listening.LAST_WRITES_S
 
 
 def validate(manifest: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 from batchmaker.executor.processors import Processors
@@ -29,7 +30,7 @@ def test_the_log_says_how_many_threads_compute_and_why(monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(run, "found_processors", lambda: Processors(16, 16, 2.5))
     monkeypatch.setattr(run.torch, "set_num_threads", lambda threads: said.append(f"torch: {threads}"))
-    monkeypatch.setattr(run._LOG, "info", said.append)
+    monkeypatch.setattr(logging.getLogger("batchmaker.server"), "info", said.append)
     models = [ModelEntry(source="lstm"), ModelEntry(source="gru"), ModelEntry(source="treelstm", workers=1)]
     run.set_threads(Config(models=models))
     assert said == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 
 from batchmaker.errors import OptionError
 from batchmaker.server.config import Config, FleetConfig, ModelEntry, TlsConfig, read_config
-from batchmaker.server.environment import _name_of, _settings, with_environment
+from batchmaker.server.environment import with_environment
 from batchmaker.server.limits import Limits
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -18,6 +19,21 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def read(config: Config = Config(), **environment: str) -> Config:  # noqa: B008
     return with_environment(config, {"PATH": "/bin", **environment})
+
+
+def settings_of(struct: msgspec.Struct, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The places of all settings, and of the tables that they are in."""
+    for name in struct.__struct_fields__:
+        yield (*path, name)
+        if isinstance(value := getattr(struct, name), msgspec.Struct):
+            yield from settings_of(value, (*path, name))
+
+
+SETTINGS = list(settings_of(Config()))
+
+
+def variable_of(path: tuple[str, ...]) -> str:
+    return "BATCHMAKER_" + "__".join(path).upper()
 
 
 def test_without_variables_nothing_changes():
@@ -39,17 +55,12 @@ def test_a_name_is_that_of_the_setting_and_two_underscores_lead_into_a_table():
 
 
 def test_every_setting_has_a_variable():
-    def leaves(struct, path=()):
-        for name in struct.__struct_fields__:
-            value = getattr(struct, name)
-            yield from leaves(value, (*path, name)) if isinstance(value, msgspec.Struct) else [(*path, name)]
-
-    known = {path for path, _ in _settings(Config)}
-    assert known >= set(leaves(Config()))
-    assert len({_name_of(path) for path in known}) == len(known)
+    empty = {variable_of(path): "" for path in SETTINGS}
+    assert len(empty) == len(SETTINGS) > 50
+    assert read(**empty) == Config(), "one that is empty is as none, and one that is unknown is an error"
 
 
-@pytest.mark.parametrize("path", [path for path, _ in _settings(Config)], ids="__".join)
+@pytest.mark.parametrize("path", SETTINGS, ids="__".join)
 def test_a_setting_read_from_its_variable_is_what_was_written(path):
     value = Config()
     for step in path:
@@ -58,7 +69,7 @@ def test_a_setting_read_from_its_variable_is_what_was_written(path):
         return
     is_json = isinstance(value, msgspec.Struct | list)
     text = msgspec.json.encode(value).decode() if is_json else str(value).lower()
-    assert read(**{_name_of(path): text}) == Config()
+    assert read(**{variable_of(path): text}) == Config()
 
 
 def test_lists_and_tables_are_json():
@@ -121,7 +132,7 @@ def test_variables_of_another_meaning_are_let_be():
     ]
     found = {name for text in texts for name in re.findall(r"\bBATCHMAKER_[A-Z_]+\b", text)}
     assert {"BATCHMAKER_API_KEYS", "BATCHMAKER_COMPILES", "BATCHMAKER_EXAMPLES", "BATCHMAKER_PORT"} <= found
-    settings = {_name_of(path) for path, _ in _settings(Config)}
+    settings = set(map(variable_of, SETTINGS))
     assert read(**dict.fromkeys(found - settings, "1")) == Config()
 
 

@@ -80,10 +80,10 @@ def test_a_value_is_the_sum_of_the_next_n_rewards():
     learner = Learner(settings, random.Random(0))
     learner.play(chains)  # all values are 0: a of (a, b), a again, then b, which has both nodes: no reward is lost
     assert learner.table() == {(0, 1): 0, (1,): 1}
-    assert learner._values == {(0, 1): {0: 0.0, 1: 0.0}, (1,): {1: 0.0}}
-    learner._values[0, 1][1] = 1.0  # and as if b looked better: -1 + 1/2, then a at no cost
+    assert learner.values == {(0, 1): {0: 0.0, 1: 0.0}, (1,): {1: 0.0}}
+    learner.values[0, 1][1] = 1.0  # and as if b looked better: -1 + 1/2, then a at no cost
     learner.play(chains)
-    assert learner._values[0, 1] == {0: 0.0, 1: -0.5}
+    assert learner.values[0, 1] == {0: 0.0, 1: -0.5}
 
 
 def test_refining_changes_choices_until_none_helps_and_never_makes_the_samples_worse(lattices):

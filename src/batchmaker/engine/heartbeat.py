@@ -64,7 +64,7 @@ class Watchdog:
         self._heartbeat = heartbeat
         self._watched = thread
         self._answer_late = answer_late
-        self._hung_after_s = hung_after_s
+        self.hung_after_s = hung_after_s
         self._has_told = False
         self._prepares, self._since_s = "", 0.0
         self._prepared_s = -math.inf
@@ -105,7 +105,7 @@ class Watchdog:
             return
         # A turn goes on for a moment after its cells are compiled.
         busy_s = min(beat.busy_for_s, self._now_s() - self._prepared_s)
-        hung = beat.alive and busy_s >= self._hung_after_s and beat.doing != "stopping"
+        hung = beat.alive and busy_s >= self.hung_after_s and beat.doing != "stopping"
         if hung and not self._has_told:
             _LOG.warning(
                 "the engine's thread has been busy with one turn for %.1f s (%s); nobody is served meanwhile. Its "
@@ -125,7 +125,7 @@ class Watchdog:
             self._prepared_s = now_s
         if prepares != self._prepares:
             self._prepares, self._since_s = prepares, now_s
-        elif prepares and now_s - self._since_s >= self._hung_after_s:
+        elif prepares and now_s - self._since_s >= self.hung_after_s:
             taken_s, self._since_s = now_s - self._since_s, math.inf
             if beat.starting:
                 _LOG.info("the engine is still starting: it %s, for %.1f s now", prepares, taken_s)
@@ -140,12 +140,12 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._ended:
-            self._woken.wait(self._interval_s())
+            self._woken.wait(self.interval_s())
             self._woken.clear()
             if not self._ended:
                 self.look()
 
-    def _interval_s(self) -> float:
+    def interval_s(self) -> float:
         """Return the seconds until the next look. `expect` explains the order of the first two lines."""
         self._seldom = True
         if self._now_s() > self._last_due_s + _SELDOM_S:

@@ -24,6 +24,7 @@ from batchmaker.lab.baselines.scheduler import (
     WholeRequestArrived,
 )
 from batchmaker.policies import GraphPolicy
+from insides import num_deadlines
 
 GRAPH_POLICIES = sorted(name for name, policy in POLICIES.items() if issubclass(policy, GraphPolicy))
 
@@ -204,7 +205,7 @@ def test_deadlines_of_requests_long_answered_are_forgotten():
         at_s = float(request)
         scheduler.handle(WholeRequestArrived(request, 1, at_s, deadline_s=1e6))
         scheduler.handle(BatchFinished(request, at_s))
-    assert len(scheduler._deadlines) < 2000
+    assert num_deadlines(scheduler) < 2000
 
 
 @settings(max_examples=200)
@@ -222,11 +223,9 @@ def test_each_request_is_answered_once(name, seed, num_requests, num_workers, ma
     options = {} if name == "serial" else {"max_batch": max_batch}
     if name == "orloj" and rng.random() < 0.5:
         options["batch_seconds"] = lambda lengths: 1 + 0.1 * max(lengths)
+    policy = policies.make(name, **options)
     device = Device(
-        policies.make(name, **options),
-        num_workers=num_workers,
-        give_up_late=give_up_late,
-        fails=lambda request: rng.random() < 0.1,
+        policy, num_workers=num_workers, give_up_late=give_up_late, fails=lambda request: rng.random() < 0.1
     )
     for request in range(num_requests):
         at_s = rng.choice([float(rng.randint(0, spread)), spread * rng.random()])
@@ -238,6 +237,6 @@ def test_each_request_is_answered_once(name, seed, num_requests, num_workers, ma
     device.run()
     began = Counter(request for _, _, requests in device.log for request in requests)
     assert set(began.values()) <= {1}
-    assert all(len(requests) <= device.scheduler._policy.max_batch for _, _, requests in device.log)
+    assert all(len(requests) <= policy.max_batch for _, _, requests in device.log)
     for request, (_, how) in device.answers.items():
         assert began[request] == 1 if how in ("reply", "cell") else how in ("cancelled", "deadline", "refused")

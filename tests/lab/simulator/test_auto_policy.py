@@ -28,6 +28,7 @@ from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Records, SimulatedModel, SimulatedRequest
 from batchmaker.policies import AutoPolicy, make, run_lengths
 from batchmaker.policies.requests import RequestTable
+from insides import lengths_of
 
 LAYERS = SimulatedModel("layers", tuple(cell_type(i, name, 1, 1, (1, 8)) for i, name in enumerate("abc")))
 TAGGER = SimulatedModel("tagger", (cell_type(0, "step", 2, 1, (1, 64)), cell_type(1, "label", 1, 1, (1, 64))))
@@ -227,7 +228,7 @@ def test_a_loop_of_a_type_that_came_after_the_request_began_is_learnt_from_when_
     policy.requests_finished(view, [0])
     table.add_work(0, Work(np.full(1, 2), np.full(1, 40), np.full(1, 40)))
     table.done[0, 2] = 0
-    assert policy._lengths.left(table, np.array([0]))[0, 2] == 3
+    assert lengths_of(policy).left(table, np.array([0]))[0, 2] == 3
 
 
 def test_a_late_request_keeps_its_place_before_those_of_lower_priority() -> None:

@@ -20,14 +20,21 @@ def outcome(meet):
     async def main():
         departure = Departure(lambda: None)
         scope = {"extensions": {DEPARTURE: departure}}
-        task = asyncio.create_task(unless_gone(scope, asyncio.sleep(60)))
+
+        async def work():
+            try:
+                await unless_gone(scope, asyncio.sleep(60))
+            finally:
+                mine = asyncio.current_task()
+                before = mine.cancelling()
+                departure.happened()
+                assert mine.cancelling() == before, "what has ended is not cancelled again"
+
+        task = asyncio.create_task(work())
         meet(departure, task, before=True)
         await asyncio.sleep(0)
         meet(departure, task, before=False)
-        try:
-            await task
-        finally:
-            assert departure._task is None
+        await task
 
     asyncio.run(main())
 

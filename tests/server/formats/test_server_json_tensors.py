@@ -19,6 +19,7 @@ from batchmaker.server.formats.json_tensors import PIECE_BYTES, read_json
 from batchmaker.server.formats.pieces import PieceQueue, at_once
 from batchmaker.server.formats.signature import Signature, TensorSpec
 from batchmaker.server.limits import Limits
+from insides import listen_to_decoding
 
 NUMBERS = TensorSpec("numbers", "FP32", (-1,))
 WORDS = TensorSpec("words", "BYTES", (-1,))
@@ -32,17 +33,8 @@ MANY = 1 << 20
 @pytest.fixture
 def decoded(monkeypatch):
     """The lengths of the texts of elements that are made into objects at once."""
-    lengths, decoder = [], json_tensors._decoder
-
-    class Noting:
-        def __init__(self, *kind):
-            self._decoder = decoder(*kind)
-
-        def decode(self, data):
-            lengths.append(len(data))
-            return self._decoder.decode(data)
-
-    monkeypatch.setattr(json_tensors, "_decoder", Noting)
+    lengths = []
+    listen_to_decoding(monkeypatch, lambda text: lengths.append(len(text)))
     return lengths
 
 

@@ -21,6 +21,7 @@ from batchmaker.server.rpc import frames
 from batchmaker.server.rpc.schema import MESSAGES, SERVICE
 from batchmaker.server.rpc.server import RpcServer
 from batchmaker.server.service.site import CallAccess
+from insides import calls_of, idle
 
 LIMIT_S = 120.0
 HEALTH = "grpc.health.v1.Health"
@@ -41,7 +42,8 @@ class RpcInProcess:
         self.ready = True
         self.num_begun = 0
         config = Config(grpc_port=0, grpc=pings, limits=limits, tls=tls)
-        access = CallAccess(KeyRing(keys), self.bodies, Counter())
+        self.keys = KeyRing(keys)
+        access = CallAccess(self.keys, self.bodies, Counter())
         unary = {"ServerLive": self._live, "ModelInfer": self.whole}
         self.server = RpcServer(
             config, access, Spans(enabled=False), self.connections, unary, self, lambda: self.ready
@@ -66,12 +68,12 @@ class RpcInProcess:
     @property
     def calls(self) -> Any:
         """The calls that are open at the server."""
-        return self.server._handlers.service.calls
+        return calls_of(self.server)
 
     @property
     def num_idle(self) -> int:
         """Connections without a call that has work."""
-        return len(self.calls._idle)
+        return len(idle(self.calls))
 
     def connected(self, address: str = "127.0.0.1") -> RawClient:
         """A client of this address, all of which are this machine's."""

@@ -17,6 +17,7 @@ from batchmaker.server.limits import Limits
 from batchmaker.server.rpc import frames
 from batchmaker.server.rpc.connection import STREAM, CoreEnd, RpcConnection
 from batchmaker.server.rpc.frames import FrameScanner
+from insides import idle, look_at
 
 FRAMES = st.builds(
     frames.frame, st.integers(0, 255), st.integers(0, 255), st.integers(0, 2**31 - 1), st.binary(max_size=40)
@@ -31,9 +32,10 @@ def cut(content: bytes, places: list[int]) -> list[bytes]:
 
 @given(sent=st.lists(FRAMES), places=st.lists(st.integers(0, 10_000)))
 def test_frames_are_found_in_whatever_pieces_they_come(sent, places):
-    reader, passed, found = FrameScanner(), b"", []
+    reader, come, passed, found = FrameScanner(), b"", b"", []
     partial = b""
     for piece in cut(b"".join(sent), places):
+        come += piece
         there, pieces = reader.read(piece)
         passed += there
         assert sum(one.end - one.begin for one in pieces) == len(there)
@@ -44,7 +46,7 @@ def test_frames_are_found_in_whatever_pieces_they_come(sent, places):
             if one.ends:
                 found.append(partial)
                 partial = b""
-        assert reader.is_between_frames == (passed == b"".join(found) and not reader._rest)
+        assert reader.is_between_frames == (come == b"".join(found))
     assert passed == b"".join(sent)
     assert found == sent
 
@@ -131,15 +133,14 @@ def test_a_connection_is_idle_while_no_call_of_it_has_work():
     async def work():
         there = Passed()
         there.connection.data_received(frames.PREFACE + head(1, "/a/b") + head(3, "/a/b"))
-        idle = there.connections._idle
-        assert not idle
+        assert not idle(there.connections)
         there.connection.streams[1].is_busy = False  # it only watches
         there.end.data_received(frames.frame(3, 0, 3, b"\0" * 4))
-        assert list(idle) == [there.connection]
+        assert idle(there.connections) == [there.connection]
         there.connection.streams[1].is_busy = True
-        assert not idle
+        assert not idle(there.connections)
         there.connection.data_received(frames.frame(3, 0, 1, b"\0" * 4))
-        assert list(idle) == [there.connection]
+        assert idle(there.connections) == [there.connection]
 
     asyncio.run(work())
 
@@ -184,9 +185,9 @@ def test_an_answer_that_is_taken_slowly_goes_on_and_one_that_is_not_taken_ends_t
         stream = there.connection.streams[1]
         stream.answered(1e6, lambda: over.append(1))
         there.end.data_received(data(1, b"half"))
-        stream._look(1e6, 0)
+        look_at(stream, 1e6, 0)
         assert not there.client.written.endswith(b"CLOSED")
-        stream._look(1e6, 4)
+        look_at(stream, 1e6, 4)
         assert there.client.written.endswith(b"CLOSED")
         assert not over
         there.connection.connection_lost(None)

@@ -32,6 +32,7 @@ from rpc_in_process import (
 from batchmaker.server.config import GrpcConfig, TlsConfig
 from batchmaker.server.rpc import connection, frames
 from batchmaker.server.rpc.schema import MESSAGES
+from insides import core_of
 from waiting import until
 
 OTHER = "127.0.0.2"
@@ -392,7 +393,7 @@ def test_requests_of_a_stream_count_until_they_are_answered_also_those_refused()
                 client.call(1, STREAM, x_api_key=keys["ann"])
                 client.send(data(1, message))
                 await until(lambda: there.num_begun == 1)
-                there.server._access.keys.replace({"ann": "c" * 24})  # from now on requests are refused
+                there.keys.replace({"ann": "c" * 24})  # from now on requests are refused
                 client.send(data(1, message), data(1, message))
                 await until(lambda: there.bodies.held == 3 * len(message))
                 assert there.num_begun == 1
@@ -533,11 +534,11 @@ def test_only_what_comes_by_the_port_is_a_call():
         async with running() as there:
             (mine,) = await victim(there)
             with closing(mine, there.connected()) as (_, client):
-                token = next(iter(there.server._listener._open))
+                core, token = core_of(there.server)
                 for number, name in enumerate(["x", "x.y", "", f"{'0' * 32}.1", f"{token}.1"]):
                     client.call(2 * number + 1, LIVE, b"", **{connection.STREAM: name})
                     assert (await client.next(frames.DATA))[2] == 2 * number + 1
-                async with grpc.aio.insecure_channel(there.server._listener.core) as channel:
+                async with grpc.aio.insecure_channel(core) as channel:
                     error = await failed(channel.unary_unary(LIVE)(b"", timeout=LIMIT_S))
                     assert error.code() is grpc.StatusCode.CANCELLED
 

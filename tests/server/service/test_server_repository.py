@@ -25,6 +25,7 @@ from batchmaker.server.service.engine_port import EngineOptions
 from batchmaker.server.service.memory import leave_models_alone
 from batchmaker.server.service.repository import Entry, Repository
 from batchmaker.server.service.service import Service
+from insides import model_of
 from waiting import until
 
 OPTIONS = EngineOptions(threads=1)
@@ -405,7 +406,7 @@ def test_what_a_replaced_or_unloaded_model_held_is_freed_when_it_has_ended(folde
         for step in (repository.load, repository.load, repository.unload):
             served = repository.get("sums")
             assert (await served.infer(rows(2))).outputs
-            kept += [weakref.ref(served), weakref.ref(served.port), weakref.ref(served.port._model)]
+            kept += [weakref.ref(served), weakref.ref(served.port), weakref.ref(model_of(served.port))]
             del served
             await step("sums")
             assert [one() for one in kept] == [None] * len(kept)

@@ -20,6 +20,7 @@ from batchmaker.server.formats.parameters import CallOptions, ChunkOptions, call
 from batchmaker.server.limits import Limits
 from batchmaker.server.service.engine_port import EngineOptions, EnginePort
 from batchmaker.server.service.sequences import OpenSequences
+from insides import sequences_with_names
 
 
 class Port:
@@ -376,8 +377,9 @@ def test_whatever_clients_do_nobody_goes_on_with_a_state_that_another_has_begun(
             named.refused({"sequence_id": name}, sender, REFUSALS[0])
             continue
         try:
-            with take(named, name, sender, start=what == "start", end=what == "end"):
-                sequence = named._known[client, (sender.owner, name)].sequence
+            taken = take(named, name, sender, start=what == "start", end=what == "end")
+            with taken:
+                sequence = taken.sequence
                 if what == "start":
                     assert sequence not in begun_by
                     begun_by[sequence], users[sequence] = (owner, client), {client}
@@ -394,5 +396,5 @@ def test_whatever_clients_do_nobody_goes_on_with_a_state_that_another_has_begun(
                 began[owner, name, client] = fault.kind is not FaultKind.CONFLICT
             else:
                 began.pop((owner, name, client), None)  # it has been told
-    still_open = {held.sequence for held in named._named.values() if held.sequence.is_open}
+    still_open = {sequence for sequence in sequences_with_names(named) if sequence.is_open}
     assert port.sequences.num_open == len(still_open)

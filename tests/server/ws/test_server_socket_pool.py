@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from batchmaker.server.ws.pool import PIECE, SOCKETS, PooledTransport, SocketPool
+from insides import num_pooled
 from waiting import until
 
 LOOPS = (asyncio.new_event_loop, uvloop.new_event_loop)
@@ -68,7 +69,7 @@ class Site:
 
     @property
     def num_pooled(self) -> int:
-        return len(self.pool._members)
+        return num_pooled(self.pool)
 
     async def __aenter__(self) -> Site:
         self.server = await asyncio.get_running_loop().create_server(self._made, "127.0.0.1", 0)

@@ -67,14 +67,14 @@ class Learner:
 
     The value of a type in a state estimates the next `steps` rewards after choosing it. The reward of a batch is -1 +
     alpha * ready / independent, with the sizes before it runs. Values begin at 0, above every possible return, so
-    untried choices look best. Ties go to the lower type id.
+    untried choices look best. Ties go to the lower type id. values: by state, and by type that is ready in it.
     """
 
     def __init__(self, settings: Settings, chance: random.Random) -> None:
         self._settings = settings
         self._encode = ENCODINGS[settings.encoding]
         self._chance = chance
-        self._values: dict[State, dict[int, float]] = {}
+        self.values: dict[State, dict[int, float]] = {}
         self._updates: dict[State, dict[int, int]] = {}
         self._episode = 0
 
@@ -90,9 +90,9 @@ class Learner:
         while frontier.num_left:
             counts = [len(nodes) for nodes in frontier.ready]
             state = encode(counts)
-            values = self._values.get(state)
+            values = self.values.get(state)
             if values is None:
-                values = self._values[state] = {kind: 0.0 for kind, count in enumerate(counts) if count}
+                values = self.values[state] = {kind: 0.0 for kind, count in enumerate(counts) if count}
                 self._updates[state] = dict.fromkeys(values, 0)
             choice = chance.choice(list(values)) if chance.random() < epsilon else _best(values)
             states.append(state)
@@ -104,7 +104,7 @@ class Learner:
     def table(self) -> dict[State, int]:
         """Return the best type of each state among the types tried in it."""
         table = {}
-        for state, values in self._values.items():
+        for state, values in self.values.items():
             updates = self._updates[state]
             tried = {kind: value for kind, value in values.items() if updates[kind]}
             if tried:
@@ -113,7 +113,7 @@ class Learner:
 
     def _update(self, states: Sequence[State], choices: Sequence[int], rewards: Sequence[float]) -> None:
         """Move the values of the choices towards their returns, the last choice first."""
-        steps, settings, values = self._settings.steps, self._settings, self._values
+        steps, settings, values = self._settings.steps, self._settings, self.values
         total = 0.0
         for i in range(len(rewards) - 1, -1, -1):
             total += rewards[i]
