@@ -104,7 +104,7 @@ class Frontier:
 
 
 @compiled
-def _met(nodes: Ints, unmet: Ints, found: Ints, first_edge: Ints, num_edges: Ints, fed: Ints) -> int:
+def _met(nodes: Ints, unmet: Ints, ready: Ints, first_edge: Ints, num_edges: Ints, fed: Ints) -> int:
     """Lower the unmet counts of these nodes' consumers; write those that are ready now, return their number."""
     count = 0
     for node in nodes:
@@ -112,6 +112,6 @@ def _met(nodes: Ints, unmet: Ints, found: Ints, first_edge: Ints, num_edges: Int
             after = fed[edge]
             unmet[after] -= 1
             if unmet[after] == 0:
-                found[count] = after
+                ready[count] = after
                 count += 1
     return count

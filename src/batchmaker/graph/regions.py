@@ -196,7 +196,7 @@ def segments_of(region: Region) -> tuple[Segment, ...]:
 
     The request's own graph is not among them.
     """
-    found, seen = list[Segment](), set[int]()
+    segments, seen = list[Segment](), set[int]()
 
     def look(inside: Region) -> None:
         if id(inside) in seen:
@@ -204,13 +204,13 @@ def segments_of(region: Region) -> tuple[Segment, ...]:
         seen.add(id(inside))
         for item in inside.items:
             if isinstance(item, Segment):
-                found.extend([item] if item.graph is not None else [])
+                segments.extend([item] if item.graph is not None else [])
             elif isinstance(item, Choice | WhileLoop):
                 for branch in item.branches if isinstance(item, Choice) else (item.body,):
                     look(branch.region)
 
     look(region)
-    return tuple(found)
+    return tuple(segments)
 
 
 @lru_cache(MOST_SHARED)

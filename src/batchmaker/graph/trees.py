@@ -131,9 +131,9 @@ def leaves_at(leaves: Sequence[SequenceArgument]) -> Leaves:
             has_data = True
             continue
         outputs.append(leaf.of.index)
-        known = leaf.numbers
-        if type(known) is range and known.step == 1:
-            firsts.append(known.start)
+        node_numbers = leaf.numbers
+        if type(node_numbers) is range and node_numbers.step == 1:
+            firsts.append(node_numbers.start)
     if len(firsts) == len(leaves):
         return Leaves(one_column(tuple(firsts)), numbers(tuple(outputs)), count, has_data)
     nodes = [np.full(count, HOST) if isinstance(leaf, HostValues) else leaf.nodes for leaf in leaves]
