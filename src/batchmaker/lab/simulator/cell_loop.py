@@ -128,9 +128,9 @@ def _beginners(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Int
         policy.times.seconds,
     )
     looked_at = num_candidates(line[:1], num_waiting, in_flight, watched, auto, seconds)
-    found = who_begins(line[:looked_at], num_waiting, in_flight, watched, auto, seconds, loop.seconds[NOW_S])
-    numbers[REJECTED] = -1 if len(found) > 0 or numbers[IS_LEARNING] else numbers[CHANGES]
-    return found.copy()
+    slots = who_begins(line[:looked_at], num_waiting, in_flight, watched, auto, seconds, loop.seconds[NOW_S])
+    numbers[REJECTED] = -1 if len(slots) > 0 or numbers[IS_LEARNING] else numbers[CHANGES]
+    return slots.copy()
 
 
 @compiled
@@ -141,11 +141,11 @@ def _admit(
     numbers, line, state = loop.numbers, loop.line, state_at(addresses)
     if numbers[NUM_CHOSEN] == 0:
         numbers[WHY] = OVER
-        found = who_joins(loop, watched, policy) if policy.how == LAZY else _beginners(loop, watched, policy)
+        beginners = who_joins(loop, watched, policy) if policy.how == LAZY else _beginners(loop, watched, policy)
         if numbers[WHY] == LEARN:
             return False
-        loop.chosen[: len(found)] = found
-        numbers[NUM_CHOSEN] = len(found)
+        loop.chosen[: len(beginners)] = beginners
+        numbers[NUM_CHOSEN] = len(beginners)
     slots = loop.chosen[: numbers[NUM_CHOSEN]]
     if len(slots) == 0:
         return True
@@ -237,11 +237,11 @@ def _end_step(
 ) -> None:  # fmt: skip
     """The next step of the task is done: retire it, answer whom it finishes, and learn from it."""
     numbers, type_id, step, now_s = loop.numbers, task[OF_TYPE], loop.numbers[STEP], loop.seconds[NOW_S]
-    found = retire(addresses, task, step, step + 1, loop.never, True, taken_s)
+    outcome = retire(addresses, task, step, step + 1, loop.never, True, taken_s)
     numbers[STEP] += 1
-    num_finished = found[NUM_FINISHED]
+    num_finished = outcome[NUM_FINISHED]
     for i in range(num_finished):
-        loop.finished_s[found[RETIRED + num_finished + i]] = now_s
+        loop.finished_s[outcome[RETIRED + num_finished + i]] = now_s
     if policy.how == CELLULAR:
         return
     times = policy.times
@@ -251,7 +251,7 @@ def _end_step(
     numbers[CHANGES] += num_finished > 0
     if num_finished == 0:
         return
-    slots = found[RETIRED : RETIRED + num_finished]
+    slots = outcome[RETIRED : RETIRED + num_finished]
     if policy.how == LAZY:
         learn_lengths(loop, watched, policy, slots)
     elif note_ended(slots, watched.left, watched.done, watched.width, policy.auto.ended):

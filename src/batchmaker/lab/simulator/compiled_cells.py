@@ -158,8 +158,10 @@ class CompiledCells:
         )  # fmt: skip
         self._loop.numbers[REJECTED] = -1
         self._cells = model.cells
-        self._told = self._policy_tables()
-        self._loop.numbers[STALE] = self._told.how == LAZY and bool(np.any(self._told.lazy.predictions.fixed == 0))
+        self._compiled_policy = self._policy_tables()
+        self._loop.numbers[STALE] = self._compiled_policy.how == LAZY and bool(
+            np.any(self._compiled_policy.lazy.predictions.fixed == 0)
+        )
 
     def _note_kinds(self, model: SimulatedModel, shapes: list[SimulatedRequest], sla_s: float | None) -> None:
         """Note what requests are like, as they would be noted when they arrive."""
@@ -176,7 +178,7 @@ class CompiledCells:
         while True:
             task = play(
                 self._tables.addresses, self._tables.forms, self._loop, self._offer, self._device, self._watched(),
-                self._told, task,
+                self._compiled_policy, task,
             )  # fmt: skip
             if numbers[WHY] == OVER:
                 break
@@ -192,7 +194,7 @@ class CompiledCells:
 
     def _watched(self) -> RequestColumns:
         table = self._requests
-        if self._told.how != CELLULAR:
+        if self._compiled_policy.how != CELLULAR:
             table.fit(self._tables.num_slots - 1)
         return table.columns
 
@@ -204,24 +206,24 @@ class CompiledCells:
             times = _times(policy, self._cells) if isinstance(policy, AutoPolicy) else policy.times
             times.rebuild()
             numbers[SINCE] = 0
-            self._told = self._told._replace(times=times.tables)
+            self._compiled_policy = self._compiled_policy._replace(times=times.tables)
         elif isinstance(policy, LazyPolicy):
-            self._learn_lengths(policy, self._told.lazy)
+            self._learn_lengths(policy, self._compiled_policy.lazy)
         if isinstance(policy, AutoPolicy) and numbers[STALE]:
-            self._told = self._told._replace(auto=policy.tables(self._requests))
+            self._compiled_policy = self._compiled_policy._replace(auto=policy.tables(self._requests))
             numbers[STALE], numbers[IS_LEARNING] = 0, policy.is_learning
 
     def _learn_lengths(self, policy: LazyPolicy, lazy: Lazy) -> None:
         profiles = [profile for _, _, profile in policy.steps_left.predicted]
-        for profile, given, steps, seen in zip(
+        for profile, given_lengths, steps, seen in zip(
             profiles, lazy.seen_given, lazy.seen_steps, lazy.num_seen.tolist(), strict=True
         ):
-            profile.observe_all(given[:seen], steps[:seen])
+            profile.observe_all(given_lengths[:seen], steps[:seen])
         predictions = policy.steps_left.predictions()
         lazy.num_seen[:] = 0
         lazy.stale_at[:] = [profile.num_until_stale for profile in profiles]
         self._loop.numbers[STALE] = 0
-        self._told = self._told._replace(lazy=lazy._replace(predictions=predictions))
+        self._compiled_policy = self._compiled_policy._replace(lazy=lazy._replace(predictions=predictions))
 
     def _policy_tables(self) -> Policy:
         """Return what the policy knows, for the loop; of other policies, nothing that is ever read."""
@@ -265,8 +267,8 @@ def _predictions(left: StepsLeft) -> Predictions:
     if left.lengths != "conditional" or not left.predicted:
         return left.predictions()
     num = len(left.predicted)
-    cell, given = [cell for cell, _, _ in left.predicted], [given for _, given, _ in left.predicted]
+    cell, source = [cell for cell, _, _ in left.predicted], [source for _, source, _ in left.predicted]
     return Predictions(
-        np.array(cell, np.int64), np.array([NOBODY if one is None else one for one in given], np.int64),
+        np.array(cell, np.int64), np.array([NOBODY if one is None else one for one in source], np.int64),
         np.zeros(num, np.int64), np.zeros((num, 0), np.int64), np.zeros((num, 0, 0), np.int64), np.zeros(num, np.int64),
     )  # fmt: skip

@@ -25,8 +25,8 @@ class StepCosts:
         """Return seconds of one step of each type with these numbers of rows."""
         most = self.seconds.shape[1] - 1
         if int(rows.max(initial=0)) <= most:
-            found: NDArray[np.float64] = self.seconds[types, rows]
-            return found
+            seconds: NDArray[np.float64] = self.seconds[types, rows]
+            return seconds
         whole, rest = np.divmod(rows, most)
         return np.asarray(whole * self.seconds[types, most] + self.seconds[types, rest], np.float64)
 
@@ -40,12 +40,12 @@ def step_costs(
     whose executor pads it; without, the table's cost for exactly this number of rows. Other sizes are
     interpolated or extended as in LatencyTable. Raises DataError naming the cells that the table does not have.
     """
-    known = {cell.name for cell in table.cells}
-    missing = [cell.name for cell in model.cells if cell.name not in known]
+    names = {cell.name for cell in table.cells}
+    missing = [cell.name for cell in model.cells if cell.name not in names]
     if missing:
         raise DataError(
             f"the latency table has no cell {', '.join(map(repr, missing))} of model {model.name!r}; it has "
-            f"{', '.join(sorted(known))}. Measure this model with `batchmaker profile`, or give --npu."
+            f"{', '.join(sorted(names))}. Measure this model with `batchmaker profile`, or give --npu."
         )
     most = max(cell.max_batch for cell in model.cells)
     seconds = table.dense([cell.name for cell in model.cells], most, quantile)

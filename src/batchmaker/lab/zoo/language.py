@@ -124,8 +124,8 @@ class DrawStep(nn.Module):
         super().__init__()
         self.network, self.sample = network, Sampler()
 
-    def forward(self, token: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        *state, seed, step, temperature, top_k, top_p = given
+    def forward(self, token: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        *state, seed, step, temperature, top_k, top_p = inputs
         x, after = self.network.through(token, state)
         chosen = self.sample(self.network.head(x), seed, step, temperature, top_k, top_p)
         return chosen, *after, seed, step + 1, temperature, top_k, top_p

@@ -51,23 +51,23 @@ class MambaBlock(nn.Module):
             size = torch.exp(torch.rand(inner) * math.log(100) + math.log(0.001)).clamp(min=1e-4)
             self.dt_proj.bias.copy_(size + torch.log(-torch.expm1(-size)))
 
-    def forward(self, x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        *window, h = given
+    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        *window, h = state
         inner, gate = self.in_proj(self.norm(x)).chunk(2, -1)
         window.append(inner)
-        u, kept, added, read = self._projected(window)
-        h = kept * h + added
+        u, decay, added, read = self._projected(window)
+        h = decay * h + added
         return self._out(x, u, (h * read).sum(-1), gate), *window[1:], h
 
-    def whole(self, x: Tensor, last: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+    def whole(self, x: Tensor, last: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Return the same for all steps of sequences, x: [n, steps, hidden], and the state after the step `last`."""
-        *window, h = given
+        *window, h = state
         inner, gate = self.in_proj(self.norm(x)).chunk(2, -1)
         seen, steps = torch.cat([*(row[:, None] for row in window), inner], 1), x.shape[1]
-        u, kept, added, read = self._projected([seen[:, at : at + steps] for at in range(len(window) + 1)])
+        u, decay, added, read = self._projected([seen[:, at : at + steps] for at in range(len(window) + 1)])
         states = list[Tensor]()
         for step in range(steps):
-            h = kept[:, step] * h + added[:, step]
+            h = decay[:, step] * h + added[:, step]
             states.append(h)
         after, rows = torch.stack(states, 1), torch.arange(len(x))
         window = [seen[rows, last + at] for at in range(1, len(window) + 1)]
@@ -85,8 +85,8 @@ class MambaBlock(nn.Module):
         u = F.silu(u if self.conv1d.bias is None else u + self.conv1d.bias)
         size, write, read = self.x_proj(u).split(self.split, -1)
         size = F.softplus(self.dt_proj(size)).float()
-        kept = torch.exp(size[..., None] * -torch.exp(self.A_log.float()))
-        return u, kept, (size * u.float())[..., None] * write.float()[..., None, :], read.float()[..., None, :]
+        decay = torch.exp(size[..., None] * -torch.exp(self.A_log.float()))
+        return u, decay, (size * u.float())[..., None] * write.float()[..., None, :], read.float()[..., None, :]
 
     def _out(self, x: Tensor, u: Tensor, y: Tensor, gate: Tensor) -> Tensor:
         out: Tensor = x + self.out_proj(((y + u * self.D) * F.silu(gate)).to(x.dtype))

@@ -125,12 +125,12 @@ class FastReplicas(Replicas):
         places.addresses[place] = self._tables[place].addresses
 
     def _drop(self, place: int) -> list[int]:
-        places, found = self._places, self._tables[place].ids_of_ready(0)
+        places, ready = self._places, self._tables[place].ids_of_ready(0)
         planned: list[int] = places.done[place, places.next_done[place] : places.num_done[place]].tolist()
         self._offer.finished_s[planned] = np.nan
         self._clear(place)
         fast_loop.set_event(self._tree, place, math.inf)
-        return found + planned
+        return ready + planned
 
     def _hand_over(self, request: int, place: int, now_s: float) -> None:
         places, tables, kind = self._places, self._tables[place], int(self._offer.kinds[request])

@@ -67,8 +67,8 @@ def join(places: ReplicaTables, forms: Ints, place: int, request: int, kind: int
 def has_work(places: ReplicaTables, place: int) -> bool:
     """Whether an idle replica has something to compute."""
     types = state_at(places.addresses[place]).types
-    found: bool = types[TAIL_OF_QUEUE, 0] > types[HEAD_OF_QUEUE, 0]
-    return found
+    is_waiting: bool = types[TAIL_OF_QUEUE, 0] > types[HEAD_OF_QUEUE, 0]
+    return is_waiting
 
 
 @compiled
@@ -95,10 +95,10 @@ def form_task(
         learn_steps(state.seconds, state.known_s, 0, state.types[MAX_BATCH, 0], 1, rows, taken_s)
         if step + 1 < num_steps and upto[step] == done_before:
             continue
-        found = retire(addresses, task, first, step + 1, never, True, 0.0)
-        first, done_before, num_finished = step + 1, upto[step], found[NUM_FINISHED]
+        outcome = retire(addresses, task, first, step + 1, never, True, 0.0)
+        first, done_before, num_finished = step + 1, upto[step], outcome[NUM_FINISHED]
         for i in range(num_finished):
-            request = found[RETIRED + num_finished + i]
+            request = outcome[RETIRED + num_finished + i]
             finished_s[request] = end_s
             done[num_done] = request
             num_done += 1
