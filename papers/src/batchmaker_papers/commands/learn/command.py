@@ -82,7 +82,7 @@ def learn(
         for name in ENCODINGS
     ]
     learnt = _learn_all(samples, settings)
-    standings = compare(graphs.counted, {name: found.table for name, found in learnt.items()})
+    standings = compare(graphs.counted, {name: result.table for name, result in learnt.items()})
     _write(out, model, graphs, learnt[written], batch)
     under = f"{graphs.learnt_from}; batch {batch}; {len(samples.held_out)} mini-batches held out; seed {seed}"
     picture = png or out.with_suffix(".png")
@@ -160,8 +160,8 @@ def _show(
         table.add_column(name, justify="right", no_wrap=True)
     fewest = min(standing.mean_batches for standing in standings)
     for standing in standings:
-        found = next((each for name, each in learnt.items() if standing.policy == f"e_{name}"), None)
-        more = ("", "") if found is None else (str(len(found.table)), f"{found.seconds:.2f}")
+        result = next((each for name, each in learnt.items() if standing.policy == f"e_{name}"), None)
+        more = ("", "") if result is None else (str(len(result.table)), f"{result.seconds:.2f}")
         table.add_row(
             standing.policy, f"{standing.mean_batches:.1f}", f"{standing.lower_bound:.1f}",
             f"{standing.mean_batches / standing.lower_bound - 1:.1%}", f"{standing.decision_us:.2f}", *more,
