@@ -139,8 +139,8 @@ class Recorder:
             own = part.child_outputs(leaves)
             self._check_children(part, leaves)
             num_reads = fill_children(
-                block.types, block.sources, block.outputs, is_child, part.numbers, part.children, at.nodes, at.outputs,
-                at.count, first, part.cell.type_id, len(part.inputs), own.start,
+                (block.types, block.sources, block.outputs), is_child, part.numbers, part.children,
+                (at.nodes, at.outputs, at.count), first, part.cell.type_id, len(part.inputs), own.start,
             )  # fmt: skip
             if num_reads < 0:
                 raise part.fault(-1 - num_reads, count, at.count)
