@@ -58,7 +58,7 @@ def compiled_cells(
     sla_s: float | None = None,
     overhead: Overhead,
 ) -> CompiledCells | str:
-    """Return the simulation; or why the compiled loop cannot play it. seconds: as of CellSimulation.
+    """Return the simulation; or why the compiled loop cannot play it. seconds: as in StepCosts.
 
     It plays `cellular`, `lazy` and `auto` on one worker that does not run ahead.
     """

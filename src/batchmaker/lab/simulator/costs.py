@@ -1,15 +1,19 @@
-"""Seconds of a step of each cell at each batch size, from a latency table."""
+"""The simulated device: seconds of a step of each cell at each batch size, from a latency table."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.cost.latency import LatencyTable, Quantile
-from batchmaker.errors import DataError
+from batchmaker.cost.profile import Overhead
+from batchmaker.errors import DataError, OptionError
 from batchmaker.lab.simulator.workload import SimulatedModel
+
+NO_OVERHEAD: Final = Overhead()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,28 @@ class StepCosts:
             return seconds
         whole, rest = np.divmod(rows, most)
         return np.asarray(whole * self.seconds[types, most] + self.seconds[types, rest], np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedDevice:
+    """The simulated device. costs: of steps. workers: devices of one kind.
+
+    For cell policies alone: run_ahead, take_turns: see Scheduler. overhead: of an engine whose own thread is the one
+    worker; OptionError with more.
+    """
+
+    costs: StepCosts
+    workers: int = 1
+    run_ahead: int = 0
+    take_turns: bool = False
+    overhead: Overhead = NO_OVERHEAD
+
+    def __post_init__(self) -> None:
+        if self.workers > 1 and self.overhead != NO_OVERHEAD:
+            raise OptionError(
+                f"the overhead is that of an engine that computes in its own thread; got {self.workers} workers, "
+                "whose steps it would run beside. Leave it out, or simulate one worker"
+            )
 
 
 def step_costs(
