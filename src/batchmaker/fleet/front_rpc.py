@@ -189,5 +189,8 @@ async def _status_of(stream: Any) -> None:
 def _metadata(link: Link, call: RpcCall) -> tuple[tuple[str, str], ...]:
     traced = ((name, call.metadata[name]) for name in _TRACED if name in call.metadata)
     return (
-        ("x-api-key", link.key_of(call.caller)), (HEADER, call.request_id), (SENDER, call.sender.forwarded), *traced,
-    )  # fmt: skip
+        ("x-api-key", link.key_of(call.caller)),
+        (HEADER, call.request_id),
+        (SENDER, call.sender.forwarded),
+        *traced,
+    )

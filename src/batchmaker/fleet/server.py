@@ -132,9 +132,14 @@ class FleetServer:
         spans = Spans(enabled=config.log.spans)
         open_paths = frozenset({"/page", "/v2/health/live", "/v2/health/ready"})
         self.app = CallMiddleware(
-            self.front, self._keys, origins, spans, log_access=config.log.access, open_paths=open_paths,
+            self.front,
+            self._keys,
+            origins,
+            spans,
+            log_access=config.log.access,
+            open_paths=open_paths,
             answered=access.answered,
-        )  # fmt: skip
+        )
         self._socket: socket.socket = bind(config, config.port)
         every_call_is_told = config.log.access or spans.enabled
         refusals = None if every_call_is_told else Refusals(self.balancer.room_of, access.answered, self._keys)

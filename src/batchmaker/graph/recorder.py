@@ -139,9 +139,16 @@ class Recorder:
             own = part.child_outputs(leaves)
             self._check_children(part, leaves)
             num_reads = fill_children(
-                (block.types, block.sources, block.outputs), is_child, part.numbers, part.children,
-                (at.nodes, at.outputs, at.count), first, part.cell.type_id, len(part.inputs), own.start,
-            )  # fmt: skip
+                (block.types, block.sources, block.outputs),
+                is_child,
+                part.numbers,
+                part.children,
+                (at.nodes, at.outputs, at.count),
+                first,
+                part.cell.type_id,
+                len(part.inputs),
+                own.start,
+            )
             if num_reads < 0:
                 raise part.fault(-1 - num_reads, count, at.count)
             self._fill(block, part.cell, part.places, part.inputs)

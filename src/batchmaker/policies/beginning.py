@@ -165,9 +165,14 @@ def num_candidates(
 
 @compiled
 def who_begins(
-    line: Ints, num_waiting: int, in_flight: Ints, requests: RequestColumns, tables: AutoTables, seconds: Floats,
+    line: Ints,
+    num_waiting: int,
+    in_flight: Ints,
+    requests: RequestColumns,
+    tables: AutoTables,
+    seconds: Floats,
     now_s: float,
-) -> Ints:  # fmt: skip
+) -> Ints:
     """Return the slots of those who begin.
 
     line: the first of those who wait, at least `num_candidates`. num_waiting: all of them. seconds: [types, max_batch +
@@ -192,9 +197,15 @@ def who_begins(
 
 @compiled
 def _num_of_model(
-    line: Ints, num_waiting: int, in_flight: Ints, model: int, requests: RequestColumns, tables: AutoTables,
-    seconds: Floats, now_s: float,
-) -> int:  # fmt: skip
+    line: Ints,
+    num_waiting: int,
+    in_flight: Ints,
+    model: int,
+    requests: RequestColumns,
+    tables: AutoTables,
+    seconds: Floats,
+    now_s: float,
+) -> int:
     """Return how many of one model's line begin; if nobody of it is in flight, at least the first."""
     if len(line) == 0 or all_meet(model, tables, seconds):
         return len(line)

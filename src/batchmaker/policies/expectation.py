@@ -52,9 +52,13 @@ NO_PREDICTIONS: Final = Predictions(
 
 @compiled
 def steps_left(
-    slots: Ints, left: Ints, done: Ints, width: NDArray[np.float64], is_open: NDArray[np.bool_],
+    slots: Ints,
+    left: Ints,
+    done: Ints,
+    width: NDArray[np.float64],
+    is_open: NDArray[np.bool_],
     predictions: Predictions,
-) -> Ints:  # fmt: skip
+) -> Ints:
     """Return the remaining steps of each type for these requests: [slots, types]. For the columns see RequestTable."""
     steps = np.empty((len(slots), left.shape[1]), np.int64)
     cells, edges, tables = predictions.cell, predictions.edges, predictions.tables

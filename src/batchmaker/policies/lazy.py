@@ -205,10 +205,19 @@ class LazyPolicy(CellPolicy):
 
 @compiled
 def num_joining_of(
-    slots: Ints, num_in_flight: int, left: Ints, done: Ints, width: Floats, is_open: NDArray[np.bool_],
-    deadline_s: Floats, began_s: Floats, predictions: Predictions, seconds: Floats, now_s: float,
+    slots: Ints,
+    num_in_flight: int,
+    left: Ints,
+    done: Ints,
+    width: Floats,
+    is_open: NDArray[np.bool_],
+    deadline_s: Floats,
+    began_s: Floats,
+    predictions: Predictions,
+    seconds: Floats,
+    now_s: float,
     rules: JoiningRules,
-) -> int:  # fmt: skip
+) -> int:
     """Return how many of those in line join (see `num_joining`), from the columns of the request table.
 
     slots: of those in flight, then of the candidates. seconds: [types, max_batch + 1] of a step.
@@ -231,9 +240,19 @@ def num_joining_of(
 
 @compiled
 def urgencies(
-    slots: Ints, left: Ints, done: Ints, width: Floats, is_open: NDArray[np.bool_], deadline_s: Floats,
-    began_s: Floats, model: Ints, num_models: int, predictions: Predictions, seconds: Floats, recent: bool,
-) -> Floats:  # fmt: skip
+    slots: Ints,
+    left: Ints,
+    done: Ints,
+    width: Floats,
+    is_open: NDArray[np.bool_],
+    deadline_s: Floats,
+    began_s: Floats,
+    model: Ints,
+    num_models: int,
+    predictions: Predictions,
+    seconds: Floats,
+    recent: bool,
+) -> Floats:
     """Return a number for each model, of its requests in flight: [models]. The smallest goes first.
 
     For the columns see RequestTable. seconds: [types, max_batch + 1] of a step. recent: see LazyPolicy (`stack`).

@@ -129,9 +129,14 @@ def value_models(in_flight: Ints, requests: RequestColumns, tables: AutoTables, 
 
 @compiled
 def type_order(
-    ready: Ints, num_waiting: int, in_flight: Ints, requests: RequestColumns, tables: AutoTables, seconds: Floats,
+    ready: Ints,
+    num_waiting: int,
+    in_flight: Ints,
+    requests: RequestColumns,
+    tables: AutoTables,
+    seconds: Floats,
     now_s: float,
-) -> Ints:  # fmt: skip
+) -> Ints:
     """Return the ready types in the order in which they go.
 
     - ready: type ids. Of `tables`, num_ready, independent and since are read for these only. num_waiting: not in

@@ -80,9 +80,15 @@ def bench(
     model = named.network
     names = _policies_for(model, policy, device, equal_work=baseline.equal_work)
     plan = BenchPlan(
-        names, offered.seconds, offered.requests, offered.rate, offered.load, baseline.padded_batch, seed,
+        names,
+        offered.seconds,
+        offered.requests,
+        offered.rate,
+        offered.load,
+        baseline.padded_batch,
+        seed,
         baseline.sweep,
-    )  # fmt: skip
+    )
     options.check_writable(json)
     made_options = {"seed": seed, **named.options}
     options.check_model(model, **made_options)

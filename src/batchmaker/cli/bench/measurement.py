@@ -113,9 +113,15 @@ class Bench:
         tell = self._task("reference")
         setting = self._setting
         cells_per_s = reference_cells_per_s(
-            setting.model, self._model, self._workload, hidden=setting.hidden, layers=setting.layers,
-            dtype=setting.dtype, threads=setting.threads, device=setting.device,
-        )  # fmt: skip
+            setting.model,
+            self._model,
+            self._workload,
+            hidden=setting.hidden,
+            layers=setting.layers,
+            dtype=setting.dtype,
+            threads=setting.threads,
+            device=setting.device,
+        )
         tell(1.0, 0)
         return cells_per_s
 
@@ -133,9 +139,14 @@ class Bench:
     def _engine(self, policy: str) -> Engine:
         setting = self._setting
         return Engine(
-            self._model, made(policy, self._padded_batch), workers=setting.workers, threads=setting.threads,
-            deadline_ms=setting.deadline_ms, late="finish", device=setting.device,
-        )  # fmt: skip
+            self._model,
+            made(policy, self._padded_batch),
+            workers=setting.workers,
+            threads=setting.threads,
+            deadline_ms=setting.deadline_ms,
+            late="finish",
+            device=setting.device,
+        )
 
     def _task(self, name: str) -> offering.Progress:
         task = self._bar.add_task(name, total=1.0, answered="")

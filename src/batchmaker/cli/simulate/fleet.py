@@ -105,8 +105,15 @@ def _results(
     fidelity: str,
 ) -> list[Result]:
     """Return one result for each SLA."""
-    about = {**study.about, "fidelity": fidelity, "autoscale": fleet.autoscale, "start_s": fleet.start_s,
-             "mean_life_s": fleet.mean_life_s, "chunks": fleet.chunks, "length_error": fleet.length_error}  # fmt: skip
+    about = {
+        **study.about,
+        "fidelity": fidelity,
+        "autoscale": fleet.autoscale,
+        "start_s": fleet.start_s,
+        "mean_life_s": fleet.mean_life_s,
+        "chunks": fleet.chunks,
+        "length_error": fleet.length_error,
+    }
     return [
         {"model": study.model.name, "policy": study.policy, **facts, "sla_ms": sla_ms}
         | asdict(summarise_fleet(records, sla_ms / 1e3))

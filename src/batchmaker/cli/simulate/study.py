@@ -83,9 +83,13 @@ def play(study: Study, job: Job) -> list[Result]:
     """Return the results of one simulation: one for each SLA that it covers."""
     offered = Offered(study.requests[job.seed], study.arrivals[job.rate_rps, job.seed])
     records = simulate(
-        study.model, make_policy(job.policy, study.profile), offered, study.device, sla_s=job.sla_s,
+        study.model,
+        make_policy(job.policy, study.profile),
+        offered,
+        study.device,
+        sla_s=job.sla_s,
         give_up_late=study.give_up_late,
-    )  # fmt: skip
+    )
     results = []
     for sla_s in study.slas_s if job.sla_s is None else (job.sla_s,):
         numbers = asdict(summarise(records, sla_s, study.device.workers))

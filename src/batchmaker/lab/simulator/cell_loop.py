@@ -188,9 +188,14 @@ def _ask(state: State, loop: LoopTables, watched: RequestColumns, policy: Policy
             policy.auto.num_ready[type_id] = types[TAIL_OF_QUEUE, type_id] - types[HEAD_OF_QUEUE, type_id]
         count_chains(ready, in_flight, watched.left, watched.width, policy.auto.independent)
         order = type_order(
-            ready, loop.numbers[LAST] - loop.numbers[FIRST], in_flight, watched, policy.auto, policy.times.seconds,
+            ready,
+            loop.numbers[LAST] - loop.numbers[FIRST],
+            in_flight,
+            watched,
+            policy.auto,
+            policy.times.seconds,
             loop.seconds[NOW_S],
-        )  # fmt: skip
+        )
     elif len(ready) > 1 and loop.numbers[MODELS] > 1:
         urgency = urgency_of(loop, watched, policy)
         if len(urgency) == 0:
@@ -232,9 +237,15 @@ def _submitted(
 
 @compiled
 def _end_step(
-    addresses: Ints, loop: LoopTables, device: DeviceCosts, watched: RequestColumns, policy: Policy, task: Ints,
-    taken_s: float, rows: int,
-) -> None:  # fmt: skip
+    addresses: Ints,
+    loop: LoopTables,
+    device: DeviceCosts,
+    watched: RequestColumns,
+    policy: Policy,
+    task: Ints,
+    taken_s: float,
+    rows: int,
+) -> None:
     """The next step of the task is done: retire it, answer whom it finishes, and learn from it."""
     numbers, type_id, step, now_s = loop.numbers, task[OF_TYPE], loop.numbers[STEP], loop.seconds[NOW_S]
     outcome = retire(addresses, task, step, step + 1, loop.never, True, taken_s)
@@ -267,9 +278,15 @@ def _end_step(
 
 @compiled
 def play(
-    addresses: Ints, forms: Ints, loop: LoopTables, offer: OfferTables, device: DeviceCosts, watched: RequestColumns,
-    policy: Policy, task: Ints,
-) -> Ints:  # fmt: skip
+    addresses: Ints,
+    forms: Ints,
+    loop: LoopTables,
+    offer: OfferTables,
+    device: DeviceCosts,
+    watched: RequestColumns,
+    policy: Policy,
+    task: Ints,
+) -> Ints:
     """Play until all is done, or until there is something to do that is not compiled: see `numbers[WHY]`.
 
     addresses, forms: see `arrive`. Returns the task that runs, to go on with: see `packed`.

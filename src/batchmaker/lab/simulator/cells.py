@@ -65,9 +65,14 @@ class CellSimulation(Simulation[_Step]):
             )
         policy.check_cells(model.cells)
         self.scheduler = Scheduler(
-            policy, num_workers=device.workers, run_ahead=device.run_ahead, take_turns=device.take_turns,
-            give_up_late=give_up_late, plan_rows=plan_rows, task_s=task_s(device.overhead),
-        )  # fmt: skip
+            policy,
+            num_workers=device.workers,
+            run_ahead=device.run_ahead,
+            take_turns=device.take_turns,
+            give_up_late=give_up_late,
+            plan_rows=plan_rows,
+            task_s=task_s(device.overhead),
+        )
         self._model = model
         self._requests = offered.requests
         self._seconds: list[list[float]] = seconds.tolist()

@@ -146,9 +146,12 @@ class CompiledCells:
         self._requests = RequestTable()
         self._note_kinds(model, shapes, sla_s)
         self._device = DeviceCosts(
-            np.ascontiguousarray(seconds, np.float64), overhead.step_s, overhead.row_s, overhead.turn_s,
+            np.ascontiguousarray(seconds, np.float64),
+            overhead.step_s,
+            overhead.row_s,
+            overhead.turn_s,
             overhead.request_s,
-        )  # fmt: skip
+        )
         self._offer = _offer(shapes, kinds, np.ascontiguousarray(offered.arrived_s, np.float64), sla_s, num_types)
         self.records = Records.of(offered.arrived_s)
         self._loop = LoopTables(
@@ -177,9 +180,15 @@ class CompiledCells:
         numbers, records, task = self._loop.numbers, self.records, np.zeros(HEADER, np.int64)
         while True:
             task = play(
-                self._tables.addresses, self._tables.forms, self._loop, self._offer, self._device, self._watched(),
-                self._compiled_policy, task,
-            )  # fmt: skip
+                self._tables.addresses,
+                self._tables.forms,
+                self._loop,
+                self._offer,
+                self._device,
+                self._watched(),
+                self._compiled_policy,
+                task,
+            )
             if numbers[WHY] == OVER:
                 break
             if numbers[WHY] == NO_ROOM:
@@ -269,6 +278,10 @@ def _predictions(left: StepsLeft) -> Predictions:
     num = len(left.predicted)
     cell, source = [cell for cell, _, _ in left.predicted], [source for _, source, _ in left.predicted]
     return Predictions(
-        np.array(cell, np.int64), np.array([NOBODY if one is None else one for one in source], np.int64),
-        np.zeros(num, np.int64), np.zeros((num, 0), np.int64), np.zeros((num, 0, 0), np.int64), np.zeros(num, np.int64),
-    )  # fmt: skip
+        np.array(cell, np.int64),
+        np.array([NOBODY if one is None else one for one in source], np.int64),
+        np.zeros(num, np.int64),
+        np.zeros((num, 0), np.int64),
+        np.zeros((num, 0, 0), np.int64),
+        np.zeros(num, np.int64),
+    )

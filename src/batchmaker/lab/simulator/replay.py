@@ -160,10 +160,16 @@ def _without_values(event: Event) -> Event:
         return event
     graph = event.graph
     bare = CellGraph(
-        graph.first, graph.num_nodes, list(graph.blocks), list(graph.runs),
-        [replace(host, values=None) for host in graph.host_inputs], list(graph.fetches), graph.plain, kept=graph.kept,
+        graph.first,
+        graph.num_nodes,
+        list(graph.blocks),
+        list(graph.runs),
+        [replace(host, values=None) for host in graph.host_inputs],
+        list(graph.fetches),
+        graph.plain,
+        kept=graph.kept,
         memories=list(graph.memories),
-    )  # fmt: skip
+    )
     return replace(event, graph=bare)
 
 

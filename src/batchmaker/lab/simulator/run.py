@@ -31,9 +31,15 @@ def simulate(
     """
     if isinstance(policy, GraphPolicy):
         return GraphSimulation(
-            model, policy, offered, device.costs, sla_s=sla_s, num_workers=device.workers, give_up_late=give_up_late,
+            model,
+            policy,
+            offered,
+            device.costs,
+            sla_s=sla_s,
+            num_workers=device.workers,
+            give_up_late=give_up_late,
             observe=observe,
-        ).run()  # fmt: skip
+        ).run()
     if device.workers == 1 and not (device.run_ahead or device.take_turns or give_up_late or observe):
         compiled = compiled_cells(model, policy, offered, device.costs.seconds, sla_s=sla_s, overhead=device.overhead)
         if isinstance(compiled, CompiledCells):

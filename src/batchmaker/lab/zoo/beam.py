@@ -66,9 +66,16 @@ class BeamStep(nn.Module):
         self.project = nn.Linear(hidden, vocabulary_size)
 
     def forward(
-        self, choice: Tensor, memory: Tensor, number: Tensor, score: Tensor, h: Tensor, c: Tensor, length: Tensor,
+        self,
+        choice: Tensor,
+        memory: Tensor,
+        number: Tensor,
+        score: Tensor,
+        h: Tensor,
+        c: Tensor,
+        length: Tensor,
         end: Tensor,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+    ) -> tuple[Tensor, ...]:
         """Return done [n] bool, and the state after the step; shapes as above."""
         (count, beam), words = choice.shape, self.words
         word = choice % words

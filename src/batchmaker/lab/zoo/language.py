@@ -351,8 +351,12 @@ class TheirWeights:
         layers = {name.split(".")[1] for name in self.by_name if name.startswith(("blocks.", "layers."))}
         epsilon = self._config.get("layer_norm_epsilon", 1e-5)
         return {
-            "vocabulary_size": vocabulary_size, "hidden": hidden, "layers": len(layers), "epsilon": epsilon, "eos": eos
-        }  # fmt: skip
+            "vocabulary_size": vocabulary_size,
+            "hidden": hidden,
+            "layers": len(layers),
+            "epsilon": epsilon,
+            "eos": eos,
+        }
 
     def copy_into(self, network: nn.Module) -> None:
         """Give the network these weights."""

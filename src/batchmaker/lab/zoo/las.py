@@ -140,9 +140,14 @@ class LasModel(NetworkModel):
         seed: int = 0,
     ) -> None:
         check_positive(
-            pitches=pitches, listener=listener, pyramid=pyramid, hidden=hidden, layers=layers, positions=positions,
+            pitches=pitches,
+            listener=listener,
+            pyramid=pyramid,
+            hidden=hidden,
+            layers=layers,
+            positions=positions,
             max_words=1 if max_words is None else max_words,
-        )  # fmt: skip
+        )
         check_vocabulary(vocabulary_size)
         with seeded(seed):
             network = Las(pitches, vocabulary_size, listener, pyramid, hidden, layers)

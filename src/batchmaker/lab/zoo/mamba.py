@@ -98,9 +98,19 @@ class MambaNetwork(LanguageNetwork):
     """Embeddings, blocks and a head. The names of the weights are those of transformers' MambaForCausalLM."""
 
     def __init__(
-        self, vocabulary_size: int, hidden: int, layers: int, inner: int, state: int, rank: int, kernel: int,
-        epsilon: float, bias: bool, conv_bias: bool, dtype: str,
-    ) -> None:  # fmt: skip
+        self,
+        vocabulary_size: int,
+        hidden: int,
+        layers: int,
+        inner: int,
+        state: int,
+        rank: int,
+        kernel: int,
+        epsilon: float,
+        bias: bool,
+        conv_bias: bool,
+        dtype: str,
+    ) -> None:
         super().__init__()
         self.vocabulary_size = vocabulary_size
         self.embeddings = nn.Embedding(vocabulary_size, hidden)
@@ -144,9 +154,14 @@ class MambaModel(LanguageModel):
     ) -> None:
         inner, rank = 2 * hidden if inner is None else inner, math.ceil(hidden / 16) if rank is None else rank
         check_positive(
-            vocabulary_size=vocabulary_size, hidden=hidden, layers=layers, inner=inner, state=state, rank=rank,
+            vocabulary_size=vocabulary_size,
+            hidden=hidden,
+            layers=layers,
+            inner=inner,
+            state=state,
+            rank=rank,
             kernel=kernel,
-        )  # fmt: skip
+        )
         with seeded(seed):
             network = MambaNetwork(
                 vocabulary_size, hidden, layers, inner, state, rank, kernel, epsilon, bias, conv_bias, dtype
@@ -177,10 +192,16 @@ class MambaModel(LanguageModel):
         theirs, mixer = TheirWeights(config, weights, "backbone", "lm_head"), "layers.0.mixer"
         (inner, state), (_, _, kernel) = theirs.shape(f"{mixer}.A_log"), theirs.shape(f"{mixer}.conv1d.weight")
         made = cls(
-            **theirs.sizes(), inner=inner, state=state, rank=theirs.shape(f"{mixer}.dt_proj.weight")[1], kernel=kernel,
-            bias=f"{mixer}.in_proj.bias" in theirs.by_name, conv_bias=f"{mixer}.conv1d.bias" in theirs.by_name,
-            dtype=dtype, max_batch=max_batch,
-        )  # fmt: skip
+            **theirs.sizes(),
+            inner=inner,
+            state=state,
+            rank=theirs.shape(f"{mixer}.dt_proj.weight")[1],
+            kernel=kernel,
+            bias=f"{mixer}.in_proj.bias" in theirs.by_name,
+            conv_bias=f"{mixer}.conv1d.bias" in theirs.by_name,
+            dtype=dtype,
+            max_batch=max_batch,
+        )
         theirs.by_name = {
             name.replace("layers.", "blocks.", 1).replace(".mixer.", ".", 1): weight
             for name, weight in theirs.by_name.items()

@@ -148,11 +148,14 @@ class RwkvNetwork(LanguageNetwork):
         self.embeddings = nn.Embedding(vocabulary_size, hidden)
         self.blocks = nn.ModuleList(
             RwkvBlock(
-                hidden, attention, inner, is_first=number == 0,
+                hidden,
+                attention,
+                inner,
+                is_first=number == 0,
                 halves=rescale_every > 0 and (number + 1) % rescale_every == 0,
             )
             for number in range(layers)
-        )  # fmt: skip
+        )
         for norm in self.blocks.modules():
             if isinstance(norm, nn.LayerNorm):
                 norm.eps = epsilon

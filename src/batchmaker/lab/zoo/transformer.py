@@ -234,9 +234,13 @@ class TransformerModel(NetworkModel):
         seed: int = 0,
     ) -> None:
         check_positive(
-            hidden=hidden, heads=heads, inner=inner, layers=layers, positions=positions,
+            hidden=hidden,
+            heads=heads,
+            inner=inner,
+            layers=layers,
+            positions=positions,
             max_words=1 if max_words is None else max_words,
-        )  # fmt: skip
+        )
         check_vocabulary(vocabulary_size)
         if hidden % (2 * heads):
             raise OptionError(f"hidden must be a multiple of twice the heads, got {hidden} and {heads} heads")

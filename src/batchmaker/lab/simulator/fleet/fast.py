@@ -62,9 +62,12 @@ class FastReplicas(Replicas):
         cell, overhead = model.cells[0], device.overhead
         self._most_done = cell.max_batch * (BATCHES_AHEAD if policy.budget_s < math.inf else policy.max_steps)
         self._costs = ChainCosts(
-            np.ascontiguousarray(device.costs.seconds[0, : cell.max_batch + 1]), overhead.step_s, overhead.row_s,
-            overhead.turn_s, overhead.request_s,
-        )  # fmt: skip
+            np.ascontiguousarray(device.costs.seconds[0, : cell.max_batch + 1]),
+            overhead.step_s,
+            overhead.row_s,
+            overhead.turn_s,
+            overhead.request_s,
+        )
         self._first = CoreTables(model.cells, policy, [shape.graph for shape in shapes], overhead)
         self._tables = dict[int, CoreTables]()  # by place
         self._offer = fast_loop.Offer(

@@ -73,9 +73,14 @@ def has_work(places: ReplicaTables, place: int) -> bool:
 
 @compiled
 def form_task(
-    places: ReplicaTables, costs: ChainCosts, finished_s: Floats, never: NDArray[np.bool_], place: int, now_s: float,
+    places: ReplicaTables,
+    costs: ChainCosts,
+    finished_s: Floats,
+    never: NDArray[np.bool_],
+    place: int,
+    now_s: float,
     busy_s: Floats,
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int]:
     """Form and retire the next task of an idle replica that has work; return how many steps and rows it has.
 
     finished_s: [requests] when its last step ends, written. never: no flags.

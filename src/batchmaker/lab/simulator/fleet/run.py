@@ -166,10 +166,14 @@ class _Fleet:
         replicas = self._replicas
         replicas.records.samples.append(
             Sample(
-                now_s, len(self._serving), len(self._starting), len(self._leaving), replicas.num_unanswered,
+                now_s,
+                len(self._serving),
+                len(self._starting),
+                len(self._leaving),
+                replicas.num_unanswered,
                 replicas.queued_s,
             )
-        )  # fmt: skip
+        )
         if self._progress is not None:
             self._progress(replicas.share_come)
         if len(replicas.records.samples) % (2 * NUM_SAMPLES) == 0:
