@@ -70,7 +70,7 @@ def predicted_lengths(blueprint: Blueprint, workload: SimulatedWorkload) -> tupl
 
 
 def _lengths(workload: SimulatedWorkload, length: int | None, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the nodes of type `given` (0 for None) and of type `end`, for all samples with any of the latter."""
+    """Return the nodes of type `length` (0 for None) and of type `end`, for all samples with any of the latter."""
     counts = [
         dict(zip(work.types.tolist(), work.nodes.tolist(), strict=True))
         for work in (request.work for request in workload.samples)

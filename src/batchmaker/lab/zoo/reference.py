@@ -111,7 +111,7 @@ class TypesAndModules(Protocol):
 class NodeValues:
     """The outputs of one request's nodes, each [1, *shape], computed in order of number.
 
-    given: those of nodes that are not of the graph, by their numbers; output 0 of each.
+    arguments: those of nodes that are not of the graph, by their numbers; output 0 of each.
     """
 
     def __init__(self, types: TypesAndModules, arguments: Mapping[int, Tensor] | None = None) -> None:
