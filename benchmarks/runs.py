@@ -111,7 +111,7 @@ OLDER: Final = frozenset((
     "serving-overload-lstm.json", "default-policy.json", "default-policy-costs.json",
     "kernel-configurations.json", "gpu-kernels.json", "soak-memory.json", "soak-requests.json",
     "deterministic.json", "pq-tree.json", "live-beside.json", "live-sizes.json",
-    "hand_written.json", "live-streams.json",
+    "hand_written.json", "live-streams.json", "moved-sequences.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""

@@ -122,19 +122,19 @@ def transducer_by_hand(model: Any, requests: Sequence[Tensor]) -> list[list[int]
 
 
 class DiffusionByHand:
-    """What the network is told of each time is computed once, for all requests."""
+    """What the network's blocks get of each time is computed once, for all requests."""
 
     def __init__(self, model: Any) -> None:
         self._step, self._times = model.step.module, model.times
         with torch.no_grad():
-            self._told = self._step.told(torch.arange(model.times))
+            self._conditioning = self._step.conditioning(torch.arange(model.times))
 
     def alone(self, request: Any) -> Tensor:
         """One request, step by step."""
         times, turns = plan(request["steps"], self._times)
         x = request["noise"][None]
         for time, turn in zip(times.tolist(), torch.from_numpy(turns), strict=True):
-            x = self._step.turned(self._told[time : time + 1], turn[None], x)
+            x = self._step.turned(self._conditioning[time : time + 1], turn[None], x)
         return x[0]
 
     def by_hand(self, requests: Sequence[Any]) -> list[Tensor]:
@@ -145,7 +145,7 @@ class DiffusionByHand:
         times = nn.utils.rnn.pad_sequence([torch.from_numpy(own) for own, _ in plans])
         turns = nn.utils.rnn.pad_sequence([torch.from_numpy(own) for _, own in plans])
         for step in range(len(times)):
-            x = self._step.turned(self._told[times[step]], turns[step], x)
+            x = self._step.turned(self._conditioning[times[step]], turns[step], x)
             going = steps > step + 1
             if not going.all():
                 made[live[~going]] = x[~going]

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from batchmaker.cli.overhead import LEAST, Kept, as_served, fitted_overhead, kept_in_flight
+from batchmaker.cli.overhead import LEAST, Measurement, as_served, fitted_overhead, kept_in_flight
 from batchmaker.cost import CellLatency, LatencyTable, Overhead
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import InvalidRequestError
@@ -16,12 +16,12 @@ TABLE = LatencyTable((CellLatency("step", (1, 4), (1e-6, 2e-6), (1e-6, 2e-6)),))
 FLAT = LatencyTable((CellLatency("step", (1, 4, 16), (1e-3, 1e-3, 1e-3), (1e-3, 1e-3, 1e-3)),))
 
 
-def seen(in_flight: int, overhead: Overhead) -> Kept:
+def seen(in_flight: int, overhead: Overhead) -> Measurement:
     """Ten requests of 24 cells, in steps of as many rows as there are requests; a step's cells take a millisecond."""
     steps, rows, cells_s = 240 // in_flight, 240, 240 // in_flight * 1e-3
     busy_s = cells_s + steps * overhead.step_s + rows * overhead.row_s
     wall_s = busy_s + steps * overhead.turn_s + 10 * overhead.request_s
-    return Kept(in_flight, 10, steps, rows, busy_s, wall_s, Counter({("step", in_flight): steps}))
+    return Measurement(in_flight, 10, steps, rows, busy_s, wall_s, Counter({("step", in_flight): steps}))
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_the_overhead_that_was_there_is_found(overhead: Overhead) -> None:
 
 def test_no_overhead_is_below_zero() -> None:
     shrinking = [
-        Kept(1, 10, 240, 240, 0.30, 0.36, Counter({("step", 1): 240})),
-        Kept(4, 10, 60, 240, 0.06, 0.06, Counter({("step", 4): 60})),
+        Measurement(1, 10, 240, 240, 0.30, 0.36, Counter({("step", 1): 240})),
+        Measurement(4, 10, 60, 240, 0.06, 0.06, Counter({("step", 4): 60})),
     ]
     found = fitted_overhead(shrinking, FLAT)
     assert found.row_s == found.request_s == 0.0
@@ -48,13 +48,13 @@ def test_no_overhead_is_below_zero() -> None:
 def test_a_cell_takes_what_it_takes_in_the_engine(more_s: float, expected_s: float) -> None:
     """Sizes that were not seen differ from alone as much as the nearest that were, and no time comes near nothing."""
     noise = [("step", 4, more_s)] * LEAST + [("step", 5, more_s)] * LEAST + [("step", 16, 1.0)] * (LEAST - 1)
-    served = as_served(FLAT, [Kept(1, beyond_s=[("other", 4, 9.0), *noise])])
+    served = as_served(FLAT, [Measurement(1, beyond_s=[("other", 4, 9.0), *noise])])
     assert served.cells[0].median_s == pytest.approx([expected_s] * 3)
     assert all(high >= middle for middle, high in zip(served.cells[0].median_s, served.cells[0].p95_s, strict=True))
 
 
 def test_a_cell_that_was_hardly_seen_takes_what_it_takes_alone() -> None:
-    assert as_served(FLAT, [Kept(1, beyond_s=[("step", 1, 1.0)] * (LEAST - 1))]) == FLAT
+    assert as_served(FLAT, [Measurement(1, beyond_s=[("step", 1, 1.0)] * (LEAST - 1))]) == FLAT
 
 
 def test_who_is_answered_is_replaced_until_the_time_is_over() -> None:

@@ -85,6 +85,7 @@ _PLANS: dict[str, Any] = {}
 def _network(name: str, policy: str, workers: int) -> Played:
     from batchmaker.cli.simulate import workload
     from batchmaker.lab.simulator.cells import CellSimulation
+    from batchmaker.lab.simulator.costs import SimulatedDevice, StepCosts
     from batchmaker.lab.simulator.workload import Offered
     from batchmaker.lab.zoo import MODELS
     from batchmaker.lab.zoo.blueprint import blueprint
@@ -101,7 +102,7 @@ def _network(name: str, policy: str, workers: int) -> Played:
     timeline: list[Any] = []
     commands: list[Any] = []
     simulation = CellSimulation(
-        model, make(policy), Offered(requests, arrived_s), seconds, num_workers=workers,
+        model, make(policy), Offered(requests, arrived_s), SimulatedDevice(StepCosts(seconds), workers),
         observe=lambda step: timeline.append((round(step.begin_s, 6), step.worker, step.what, step.requests.tolist())),
     )  # fmt: skip
     handle = simulation.scheduler.handle

@@ -16,6 +16,7 @@ from test_scheduler_properties import make_cells
 from batchmaker.core import copies
 from batchmaker.core.commands import Command
 from batchmaker.lab.simulator.cells import CellSimulation
+from batchmaker.lab.simulator.costs import SimulatedDevice, StepCosts
 from batchmaker.lab.simulator.replay import EventLog, SchedulerOptions, check_replay
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 
@@ -49,9 +50,8 @@ def play(case: dict[str, Any]) -> EventLog:
         SimulatedModel("random", tuple(cells)),
         policy,
         Offered(requests, arrived_s),
-        seconds,
+        SimulatedDevice(StepCosts(seconds), case["num_workers"]),
         sla_s=10.0,
-        num_workers=case["num_workers"],
         give_up_late=True,
         plan_rows=True,
     )

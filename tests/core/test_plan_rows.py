@@ -13,6 +13,7 @@ from test_scheduler_properties import make_cells, random_program
 from batchmaker.core.commands import Command, Fail, Reply, RunTask
 from batchmaker.graph.recorder import Recorder
 from batchmaker.lab.simulator.cells import CellSimulation
+from batchmaker.lab.simulator.costs import SimulatedDevice, StepCosts
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
 from batchmaker.policies.agenda import AgendaPolicy
 from batchmaker.policies.base import CellPolicy
@@ -66,10 +67,8 @@ def play(case: dict[str, Any], *, plan_rows: bool) -> tuple[list[tuple[Any, ...]
         SimulatedModel("random", tuple(cells)),
         make_policy(case["policy"], rng.randint(1, 3)),
         Offered(requests, arrived_s),
-        seconds,
+        SimulatedDevice(StepCosts(seconds), case["num_workers"], case["run_ahead"]),
         sla_s=10.0,
-        num_workers=case["num_workers"],
-        run_ahead=case["run_ahead"],
         give_up_late=case["give_up_late"],
         plan_rows=plan_rows,
     )
@@ -111,7 +110,7 @@ def test_a_bare_step_says_nothing_of_where_values_lie() -> None:
         SimulatedModel("random", tuple(cells)),
         CellularPolicy(),
         Offered([request, request], np.zeros(2)),
-        np.ones((len(cells), 5)),
+        SimulatedDevice(StepCosts(np.ones((len(cells), 5)))),
     )
     handle = simulation.scheduler.handle
 

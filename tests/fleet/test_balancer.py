@@ -8,15 +8,15 @@ import pytest
 
 from batchmaker.clock import VirtualClock
 from batchmaker.errors import OptionError
-from batchmaker.fleet.asked import Asked
 from batchmaker.fleet.balancer import Balancer
+from batchmaker.fleet.routed_request import RoutedRequest
 from batchmaker.server.access.sender import NOBODY, Sender
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.formats.parameters import ChunkOptions
 
 
 def asked(elements=1, model="m", chunk=None):
-    return Asked(model, None, elements, chunk)
+    return RoutedRequest(model, None, elements, chunk)
 
 
 def chunk(name, start=False, end=False):

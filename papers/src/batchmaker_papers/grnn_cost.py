@@ -197,9 +197,15 @@ def _tilings(
     for width, count, height, size, syncs in product(widths, groups, heights, GROUP_SIZES, all_syncs):
         if count * size <= MAX_THREADS:
             yield GrnnTiling(
-                cell=cell, hidden=hidden, batch=batch, tile_width=width, tile_height=height, groups=count,
-                group_size=size, syncs=syncs,
-            )  # fmt: skip
+                cell=cell,
+                hidden=hidden,
+                batch=batch,
+                tile_width=width,
+                tile_height=height,
+                groups=count,
+                group_size=size,
+                syncs=syncs,
+            )
 
 
 def _data_movement(tiling: GrnnTiling) -> float:

@@ -109,12 +109,12 @@ def _step_s(bound: BoundCell, size: int, num_step_inputs: int | None, seconds: f
         return _median_and_p95(lambda: bound.call(inputs), seconds)
     split = bound.split(num_step_inputs)
     state = example_rows(bound.inputs[num_step_inputs:], size, random=True)
-    given = example_rows(bound.inputs[:num_step_inputs], size * STEPS_PER_TASK, random=True)
-    hoisted = split.hoist(tuple(value[:size] for value in given))
+    step_inputs = example_rows(bound.inputs[:num_step_inputs], size * STEPS_PER_TASK, random=True)
+    hoisted = split.hoist(tuple(value[:size] for value in step_inputs))
     step = _median_and_p95(lambda: split.step(hoisted, state), seconds)
     if not num_step_inputs:
         return step
-    shared = _median_and_p95(lambda: split.hoist(given), seconds / 4)
+    shared = _median_and_p95(lambda: split.hoist(step_inputs), seconds / 4)
     return step[0] + shared[0] / STEPS_PER_TASK, step[1] + shared[1] / STEPS_PER_TASK
 
 

@@ -23,16 +23,16 @@ def given_model(text: str, **flags: Any) -> BuiltIn | OwnModel:
     """
     source = parse_source(text)
     flags["dtype"] = None if flags.get("dtype") == DTYPE else flags.get("dtype")
-    given = {name: value for name, value in flags.items() if value is not None}
+    options = {name: value for name, value in flags.items() if value is not None}
     if isinstance(source, BuiltIn):
-        for name in given.keys() & source.options.keys():
+        for name in options.keys() & source.options.keys():
             raise OptionError(f"{name} is given twice: in {text!r} and as {_flag(name)}")
-        return BuiltIn(source.name, source.network, {**given, **source.options})
+        return BuiltIn(source.name, source.network, {**options, **source.options})
     if isinstance(source, RepositoryRoot):
         models = ", ".join(str(source.path / name) for name in source.scan())
         raise OptionError(f"{text} has several models; name one of them: {models}")
     assert isinstance(source, SavedDirectory | ModelFile)
-    for name, value in given.items():
+    for name, value in options.items():
         where = f"if build() takes it, give it after a colon: {source.path}:{name}={value}"
         said = "a saved model has its options in it" if isinstance(source, SavedDirectory) else where
         raise OptionError(f"{_flag(name)} is for built-in models; {said}")

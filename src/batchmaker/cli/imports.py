@@ -12,12 +12,12 @@ from contextlib import contextmanager
 def collector_paused() -> Iterator[None]:
     """Keep the collector from looking while modules are imported, and at what they made for good: a million objects and
     no garbage. It would look at all of them again and again, in a sixth of the time that importing torch takes."""
-    was_on, known = gc.isenabled(), len(sys.modules)
+    was_on, num_modules = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        if len(sys.modules) > known:
+        if len(sys.modules) > num_modules:
             gc.freeze()
         if was_on:
             gc.enable()

@@ -93,8 +93,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(show: bool) -> None:
+    if show:
         typer.echo(f"batchmaker {batchmaker.__version__}")
         raise typer.Exit
 

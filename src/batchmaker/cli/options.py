@@ -57,12 +57,12 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, requests and ar
 
 def make_model(name: str, **options: Any) -> Model:
     """Return a built-in model; options that are None keep their defaults. OptionError for an unknown option."""
-    known = zoo.option_names(name)
+    names = zoo.option_names(name)
     values = {option: value for option, value in options.items() if value is not None}
     for option in values:
-        if option not in known:
+        if option not in names:
             flag = option.replace("_", "-")
-            raise OptionError(f"model {name!r} has no option --{flag}; it has {', '.join(known)}")
+            raise OptionError(f"model {name!r} has no option --{flag}; it has {', '.join(names)}")
     return zoo.make(name, **values)
 
 

@@ -34,7 +34,7 @@ LEAST: Final = 8
 
 
 @dataclass(slots=True)
-class Kept:
+class Measurement:
     """Counts and times of an engine while `in_flight` requests were kept in flight, until the last answer.
 
     steps, rows: of all cells. sizes: steps of each cell by their rows, padding included. beyond_s: for each step its
@@ -58,10 +58,10 @@ class Kept:
 
 @final
 class _Steps:
-    """Counts steps into a Kept. table: for each cell seconds by number of rows, padding included."""
+    """Counts steps for a Measurement. table: for each cell seconds by number of rows, padding included."""
 
-    def __init__(self, kept: Kept, table: dict[str, list[float]]) -> None:
-        self._kept = kept
+    def __init__(self, measurement: Measurement, table: dict[str, list[float]]) -> None:
+        self._measurement = measurement
         self._table = table
         self._together: list[StepSeen] = []
 
@@ -70,22 +70,22 @@ class _Steps:
         if self._together and step.begin_s != self._together[-1].end_s:
             self.end()
         self._together.append(step)
-        self._kept.steps += 1
-        self._kept.rows += len(step.requests)
-        self._kept.sizes[step.cell, step.padded] += 1
-        self._kept.busy_s += step.end_s - step.begin_s
+        self._measurement.steps += 1
+        self._measurement.rows += len(step.requests)
+        self._measurement.sizes[step.cell, step.padded] += 1
+        self._measurement.busy_s += step.end_s - step.begin_s
 
     def end(self) -> None:
         """Note by how much the last steps that were reported together took longer than in the table."""
         if self._together:
             beyond_s = fmean(step.end_s - step.begin_s - self._table[step.cell][step.padded] for step in self._together)
-            self._kept.beyond_s += [(step.cell, step.padded, beyond_s) for step in self._together]
+            self._measurement.beyond_s += [(step.cell, step.padded, beyond_s) for step in self._together]
             self._together.clear()
 
 
 def kept_in_flight(
     engine: Engine, requests: Sequence[Any], latency: LatencyTable, in_flight: int, seconds: float
-) -> Kept:
+) -> Measurement:
     """Keep `in_flight` requests in flight for `seconds`: each answered one is replaced. The engine must be started.
 
     The calling thread offers the requests and shares the interpreter with the engine's thread, as callers do. Raises
@@ -93,7 +93,7 @@ def kept_in_flight(
     """
     types = engine.registry.types
     names, most = [cell.name for cell in types], max(cell.max_batch for cell in types)
-    seen = Kept(in_flight)
+    seen = Measurement(in_flight)
     steps = _Steps(seen, dict(zip(names, latency.dense(names, most).tolist(), strict=True)))
     answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     coming, begin_s = itertools.cycle(requests), engine.clock.now_s()
@@ -127,13 +127,13 @@ def kept_in_flight(
     return seen
 
 
-def as_served(latency: LatencyTable, seen: Sequence[Kept]) -> LatencyTable:
+def as_served(latency: LatencyTable, seen: Sequence[Measurement]) -> LatencyTable:
     """Return the times of the cells as the engine ran them, from a table of cells alone.
 
     Within a task a cell may take less than alone, because its inputs are computed for many steps at once, and more,
     because its rows have to be found. Sizes that were hardly seen differ as much as their neighbours.
     """
-    beyond_s = [one for kept in seen for one in kept.beyond_s]
+    beyond_s = [one for measurement in seen for one in measurement.beyond_s]
     return LatencyTable(tuple(_cell_as_served(cell, beyond_s) for cell in latency.cells))
 
 
@@ -143,23 +143,23 @@ def _cell_as_served(cell: CellLatency, beyond_s: Sequence[tuple[str, int, float]
     for name, rows, more_s in beyond_s:
         if name == cell.name:
             by_size.setdefault(int(np.argmin(np.abs(np.log(sizes / rows)))), []).append(more_s)
-    known = sorted(at for at, found in by_size.items() if len(found) >= LEAST)
-    if not known:
+    places = sorted(at for at, extra_s in by_size.items() if len(extra_s) >= LEAST)
+    if not places:
         return cell
-    more = np.interp(sizes, sizes[known], [median(by_size[at]) for at in known])
+    more = np.interp(sizes, sizes[places], [median(by_size[at]) for at in places])
     alone = np.array(cell.median_s)
     served = np.maximum(alone + more, LEAST_SHARE * alone)
     high = np.maximum(np.array(cell.p95_s) + more, served)
     return CellLatency(cell.name, cell.batch, tuple(served.tolist()), tuple(high.tolist()))
 
 
-def fitted_overhead(seen: Sequence[Kept], latency: LatencyTable) -> Overhead:
+def fitted_overhead(seen: Sequence[Measurement], latency: LatencyTable) -> Overhead:
     """Return the seconds per step, row and request beside the cells that fit the wall times best, in relative terms.
 
     latency: see `as_served`.
     """
     wall_s, busy_s, cells_s, steps, rows, requests = np.array(
-        [(kept.wall_s, kept.busy_s, kept.cells_s(latency), kept.steps, kept.rows, kept.requests) for kept in seen]
+        [(one.wall_s, one.busy_s, one.cells_s(latency), one.steps, one.rows, one.requests) for one in seen]
     ).T
     step_s, row_s = _fitted((busy_s - cells_s) / wall_s, steps / wall_s, rows / wall_s)
     turn_s, request_s = _fitted((wall_s - busy_s) / wall_s, steps / wall_s, requests / wall_s)

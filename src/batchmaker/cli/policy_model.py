@@ -26,5 +26,8 @@ def warn_of_another_model(policy: str | None, model: str) -> None:
     options.err().print(
         f"warning: {policy}: learnt for model {made.learnt_for!r}, and {saved_name(model)!r} runs: if its cells "
         "fit, results are the same and the order may be worse than one learnt for it (`batchmaker learn`)",
-        style="yellow", markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        style="yellow",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -181,11 +181,11 @@ def output_lengths(model: str, data: Sequence[Path]) -> tuple[PredictedLength, .
         )
     if len(data) != 2:
         raise OptionError(f"lengths are read from two aligned files (--data SOURCE --data TARGET), got {len(data)}")
-    given, cell = FEED_PREVIOUS[model]
+    encoder, cell = FEED_PREVIOUS[model]
     pairs = read_aligned(data[0], data[1]).pairs
-    source = [len(pair.source_tokens) if given else 0 for pair in pairs]
+    source = [len(pair.source_tokens) if encoder else 0 for pair in pairs]
     target = [len(pair.target_tokens) for pair in pairs]
-    return (PredictedLength(cell, given, LengthProfile.from_pairs(source, target)),)
+    return (PredictedLength(cell, encoder, LengthProfile.from_pairs(source, target)),)
 
 
 def _curve(cell: CellLatency) -> Curve:

@@ -81,7 +81,7 @@ def requests_from(
     words: Path | None = None,
     count: int | None = None,
     seed: int = 0,
-    **given: Any,
+    **model_options: Any,
 ) -> ModelRequests:
     """Return a new model and its requests in the order of a file, for closed mini-batches.
 
@@ -89,11 +89,11 @@ def requests_from(
     word|TAG (bilstm-tagger, and -char, which counts words in the `train.txt` beside the file if there is one); the
     source of two aligned files with the same stem (lstm-nmt); lattices of ED-Batch's form, or, with `words`, a list of
     words, CoNLL columns of numbered characters (latticelstm, latticegru). None generates from `seed`. count: only the
-    first `count`. given: options of the model, such as hidden; those that are None keep their defaults. Raises
+    first `count`. model_options: such as hidden; those that are None keep their defaults. Raises
     DataError, naming file and line, and OptionError.
     """
     fitted = fit(name, path, words=words, count=count, seed=seed)
-    model = options.make_model(name, **{**fitted.options, "seed": seed, **given})
+    model = options.make_model(name, **{**fitted.options, "seed": seed, **model_options})
     return ModelRequests(model, fitted.requests(model), fitted.source)
 
 
@@ -166,13 +166,13 @@ def _sentences(name: str, path: Path | None, number: int, seed: int) -> Found:
         fitted = {"vocabulary_size": len(vocabulary), "labels": len(tags)}
         return sentences, fitted, lambda model, sentence: model.encode(sentence, vocabulary)
     frequent = sum(times >= RARE for times in seen.values())
-    known = Vocabulary.from_sentences((s.words for s in counted), max_size=NUM_RESERVED + max(frequent, 1))
+    vocabulary = Vocabulary.from_sentences((s.words for s in counted), max_size=NUM_RESERVED + max(frequent, 1))
     alphabet = Vocabulary.from_sentences([list(word) for word in seen])
 
     def encode(model: Any, sentence: TaggedSentence) -> Any:
-        return model.encode(sentence, known, alphabet)
+        return model.encode(sentence, vocabulary, alphabet)
 
-    return sentences, {"vocabulary_size": len(known), "alphabet": len(alphabet), "labels": len(tags)}, encode
+    return sentences, {"vocabulary_size": len(vocabulary), "alphabet": len(alphabet), "labels": len(tags)}, encode
 
 
 def _pairs(path: Path | None, number: int, seed: int) -> Found:
@@ -228,11 +228,11 @@ def _lattices(path: Path | None, words: Path | None, number: int, seed: int) -> 
 
 def _lattices_of_sentences(path: Path, words: Path) -> list[Lattice]:
     sentences = read_numbered_characters(path)
-    known = read_word_list(words)
+    word_list = read_word_list(words)
     vocabulary = Vocabulary.from_sentences(sentence.words for sentence in sentences)
     tags = {tag: number for number, tag in enumerate(sorted({tag for s in sentences for tag in s.tags}))}
     lattices = [
-        lattice_of(s.words, known, vocabulary, np.array([tags[tag] for tag in s.tags], np.int64)) for s in sentences
+        lattice_of(s.words, word_list, vocabulary, np.array([tags[tag] for tag in s.tags], np.int64)) for s in sentences
     ]
     return _with_used_words(lattices)
 

@@ -159,15 +159,15 @@ def _data_file(name: str, source: Path, model_options: dict[str, Any]) -> tuple[
     options.check_model(name, **model_options)
     _refuse(model_options, FOUND_IN_FILES)
     try:
-        found = requests_from(name, source, **model_options)
+        requests = requests_from(name, source, **model_options)
     except DataError as error:
         raise DataError(f"{error} For requests of {name}, give JSON lines, or a file as `learn` reads it.") from None
-    return found.model, list(enumerate(found.requests))
+    return requests.model, list(enumerate(requests.requests))
 
 
-def _refuse(model_options: dict[str, Any], found: tuple[str, ...]) -> None:
+def _refuse(model_options: dict[str, Any], names: tuple[str, ...]) -> None:
     """Raise OptionError if one of the options was given that are found in the file."""
-    for name in found:
+    for name in names:
         if name in model_options:
             raise OptionError(f"{name} is found in the file; leave it out")
 

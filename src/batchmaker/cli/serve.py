@@ -83,7 +83,7 @@ def serve(
         from batchmaker.server import serve as run_server
 
     sections = {
-        "grpc": _given(
+        "grpc": _without_none(
             keepalive_time_ms=pings.grpc_keepalive_time,
             keepalive_timeout_ms=pings.grpc_keepalive_timeout,
             keepalive_permit_without_calls=pings.grpc_keepalive_permit_without_calls,
@@ -91,20 +91,22 @@ def serve(
             http2_min_recv_ping_interval_without_data_ms=pings.grpc_http2_min_recv_ping_interval_without_data,
             http2_max_ping_strikes=pings.grpc_http2_max_ping_strikes,
         ),
-        "limits": _given(
+        "limits": _without_none(
             max_in_flight=limits.max_in_flight,
             max_body_bytes=None if limits.max_body_mb is None else limits.max_body_mb << 20,
             drain_seconds=limits.drain_seconds,
             max_sequences=limits.max_sequences,
             sequence_idle_seconds=limits.sequence_idle_seconds,
         ),
-        "auth": _given(keys=_text(access.api_keys)),
-        "tls": _given(cert=_text(access.tls_cert), key=_text(access.tls_key)),
-        "log": _given(level=log.log_level, access=log.access_log or None),
-        "fleet": _given(**asdict(fleet) | {"replicas": _replicas(fleet.replicas)}),
+        "auth": _without_none(keys=_text(access.api_keys)),
+        "tls": _without_none(cert=_text(access.tls_cert), key=_text(access.tls_key)),
+        "log": _without_none(level=log.log_level, access=log.access_log or None),
+        "fleet": _without_none(**asdict(fleet) | {"replicas": _replicas(fleet.replicas)}),
     }
-    of_engines = _given(**asdict(engine) | {"deterministic": engine.deterministic or None})
-    others = _given(**asdict(addresses) | {"page": _text(addresses.page)}, versions="all" if all_versions else None)
+    of_engines = _without_none(**asdict(engine) | {"deterministic": engine.deterministic or None})
+    others = _without_none(
+        **asdict(addresses) | {"page": _text(addresses.page)}, versions="all" if all_versions else None
+    )
     read = partial(_settings, config, models or [], of_engines, sections, others)
     settings = read()
     _warn_of_policies(settings)
@@ -149,7 +151,7 @@ def _settings(
             "there is nothing to serve. Name a model (batchmaker serve lstm), or a --config with [[models]], or set "
             "BATCHMAKER_MODELS."
         )
-    changed = {name: _replaced(getattr(settings, name), **given) for name, given in sections.items()}
+    changed = {name: _replaced(getattr(settings, name), **section) for name, section in sections.items()}
     settings = _replaced(settings, models=[_replaced(entry, **engine) for entry in entries], **changed, **others)
     check_config(settings)
     return settings
@@ -189,7 +191,7 @@ def _entries(sources: list[str]) -> list[Any]:
     return [ModelEntry(source=source) for source in sources]
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def _without_none(**values: Any) -> dict[str, Any]:
     """Return the options that were given."""
     return {name: value for name, value in values.items() if value is not None}
 

@@ -69,8 +69,8 @@ def tune_command(
         cell=cast(CellKind, model), dtype=cast(KernelType, dtype), hidden=hidden, batch=batch, steps=steps
     )
     device, wanted, timer, why_not_measured = _target(arch)
-    kept = CacheDirectory(cache or default_directory())
-    compiler = CachedCompiler(Nvrtc(), kept)
+    directory = CacheDirectory(cache or default_directory())
+    compiler = CachedCompiler(Nvrtc(), directory)
     if why_not_measured:
         options.err().print(f"nothing is measured: {why_not_measured}", style="yellow", markup=False, soft_wrap=True)
     with _progress() as bar:
@@ -80,12 +80,12 @@ def tune_command(
             bar.update(task, total=top, advance=1)
 
         tuning = tune(
-            problem, device, kernel_source(), compiler, arch=wanted, top=top, timer=timer, cache=kept, done=done
+            problem, device, kernel_source(), compiler, arch=wanted, top=top, timer=timer, cache=directory, done=done
         )
     _show(tuning)
     if json is not None:
-        found = _json(tuning, why_not_measured)
-        options.write_json(json, {**found, "compiler": f"NVRTC {compiler.version}", "commit": commit()})
+        result = _json(tuning, why_not_measured)
+        options.write_json(json, {**result, "compiler": f"NVRTC {compiler.version}", "commit": commit()})
     if png is not None and tuning.trials:
         draw_tuning(png, [_bar(tuning, trial) for trial in tuning.trials], _about(tuning))
 
@@ -93,14 +93,14 @@ def tune_command(
 def _target(arch: str | None) -> tuple[DeviceSpec, str, Timer | None, str | None]:
     """Return the cost model's device, the architecture, and the timer, or the reason why nothing is measured."""
     try:
-        found: FoundDevice | None = found_device()
+        gpu: FoundDevice | None = found_device()
         missing = None
     except DeviceError as error:
-        found, missing = None, str(error)
-    if found is not None and arch in (None, found.arch):
-        return found.device, found.arch, CudaTimer(found, prepared_call), None
-    if found is not None:
-        missing = f"--arch is {arch}, this GPU ({found.identity.name}) is {found.arch}"
+        gpu, missing = None, str(error)
+    if gpu is not None and arch in (None, gpu.arch):
+        return gpu.device, gpu.arch, CudaTimer(gpu, prepared_call), None
+    if gpu is not None:
+        missing = f"--arch is {arch}, this GPU ({gpu.identity.name}) is {gpu.arch}"
     elif arch is None:
         missing = f"{missing}; compiling for {DEFAULT_ARCH}, give --arch for another"
     wanted = arch or DEFAULT_ARCH

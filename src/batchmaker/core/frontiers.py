@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchmaker.arrays import Ints
 from batchmaker.core.arena import Arena
@@ -103,7 +102,7 @@ class Frontiers:
     def submitted(self, type_id: int, nodes: Ints) -> None:
         """Note that these nodes of one type are on a worker."""
         if self.kept:
-            found = wait_counts.run(nodes, type_id, self._stack, *self._graph, *self._now, *self._late)
+            found = wait_counts.run(nodes, type_id, self._stack, self._graph, self._now, self._late)
             self._fewer(found)
 
     def stopped(self, type_id: int, ends: Ints) -> None:
@@ -116,27 +115,26 @@ class Frontiers:
     def withdraw(self, spans: Ints) -> None:
         """Note that the other nodes of these extents will not be submitted, because their request has failed."""
         if self.kept:
-            types = (self._arena.subgraph, self._arena.type)
-            self._fewer(wait_counts.withdraw(*_columns(spans), *types, *self._now, *self._late))
+            self._fewer(wait_counts.withdraw(*_columns(spans), self._graph, self._now, self._late))
 
     @property
-    def _graph(self) -> tuple[NDArray[Any], ...]:
+    def _graph(self) -> wait_counts.Graph:
         arena = self._arena
         return arena.subgraph, arena.end, arena.type, arena.first_edge, arena.num_edges, arena.consumer
 
     @property
-    def _now(self) -> tuple[NDArray[Any], ...]:
+    def _now(self) -> wait_counts.Counters:
         return self.left, self._blocks, self.counts
 
     @property
-    def _late(self) -> tuple[NDArray[Any], ...]:
+    def _late(self) -> wait_counts.LateLists:
         return self._late_first, self._late_edges, self._late_free
 
     def _enter(self, spans: Ints, late_edges: Sequence[tuple[int, int]], on_workers: Ints, *, counted: bool) -> None:
         self._fit(len(late_edges))
         late = np.array(late_edges, np.int64).reshape(-1, 2).T.copy()
         self._num_left += wait_counts.enter(
-            counted, *_columns(spans), on_workers, late, self._arena.state, *self._graph, *self._now, *self._late
+            counted, *_columns(spans), on_workers, late, self._arena.state, self._graph, self._now, self._late
         )
 
     def _fewer(self, units: int) -> None:

@@ -139,9 +139,13 @@ def _interpolated(cell: CellLatency, sizes: NDArray[np.int64], quantile: Quantil
 
 @compiled
 def corrected(
-    factor: float, predicted_s: float, measured_s: float, weight: float = WEIGHT, lowest: float = LOWEST,
+    factor: float,
+    predicted_s: float,
+    measured_s: float,
+    weight: float = WEIGHT,
+    lowest: float = LOWEST,
     highest: float = HIGHEST,
-) -> float:  # fmt: skip
+) -> float:
     """Return the slowdown of a cell after one more call; see OnlineCorrection. Both times are positive and finite."""
     return factor + weight * (min(max(measured_s / predicted_s, lowest), highest) - factor)
 

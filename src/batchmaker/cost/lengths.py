@@ -63,15 +63,17 @@ class LengthProfile:
         given, steps: [num_runs] integers, at least 0 and 1. Buckets hold about equally many runs; with few runs there
         are fewer buckets. OptionError if the two do not match or a length is out of range.
         """
-        known, taken = _lengths("given", given, least=0), _lengths("steps", steps, least=1)
-        if len(known) != len(taken):
-            raise OptionError(f"a length profile needs one given length per run, got {len(known)} for {len(taken)}")
+        lengths, num_steps = _lengths("given", given, least=0), _lengths("steps", steps, least=1)
+        if len(lengths) != len(num_steps):
+            raise OptionError(
+                f"a length profile needs one given length per run, got {len(lengths)} for {len(num_steps)}"
+            )
         if num_buckets < 1:
             raise OptionError(f"num_buckets must be at least 1, got {num_buckets}")
-        parts = max(1, min(num_buckets, len(known) // MIN_SAMPLES))
-        edges = np.unique(np.sort(known)[np.arange(1, parts) * len(known) // parts]) if parts > 1 else ()
+        parts = max(1, min(num_buckets, len(lengths) // MIN_SAMPLES))
+        edges = np.unique(np.sort(lengths)[np.arange(1, parts) * len(lengths) // parts]) if parts > 1 else ()
         profile = cls(edges)
-        profile._add(known, taken)
+        profile._add(lengths, num_steps)
         return profile
 
     def fixed(self, quantile: float) -> int:
@@ -116,8 +118,8 @@ class LengthProfile:
             if len(given):
                 self._add(_lengths("given", given, least=0), _lengths("steps", steps, least=1))
             return
-        for one, taken in zip(given.tolist(), steps.tolist(), strict=True):
-            self.observe(one, taken)
+        for one, num_steps in zip(given.tolist(), steps.tolist(), strict=True):
+            self.observe(one, num_steps)
 
     def observe(self, given: int, steps: int) -> None:
         """Learn from a run that was served.
@@ -127,12 +129,12 @@ class LengthProfile:
         """
         self._add(_lengths("given", [given], least=0), _lengths("steps", [steps], least=1))
 
-    def _add(self, given: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
+    def _add(self, lengths: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
         steps = np.minimum(steps, MAX_STEPS)
         longest = int(steps.max(initial=1))
         if longest >= self.counts.shape[1]:
             self.counts = np.pad(self.counts, ((0, 0), (0, longest + 1 - self.counts.shape[1])))
-        np.add.at(self.counts, (np.searchsorted(self.edges, given), steps), 1)
+        np.add.at(self.counts, (np.searchsorted(self.edges, lengths), steps), 1)
         self.num_samples += len(steps)
         while self.num_samples > MAX_SAMPLES:
             self.counts = _halved(self.counts)

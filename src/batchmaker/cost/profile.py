@@ -162,11 +162,11 @@ def _saved_length(length: PredictedLength) -> _SavedLength:
 
 
 def _loaded(saved: _SavedProfile) -> CostProfile:
-    known = [cell.name for cell in saved.latency.cells]
+    names = [cell.name for cell in saved.latency.cells]
     for index, length in enumerate(saved.lengths):
         for field, cell in (("cell", length.cell), ("given", length.given)):
-            if cell is not None and cell not in known:
-                raise DataError(f"lengths[{index}].{field} is {cell!r}, which is none of the cells {', '.join(known)}.")
+            if cell is not None and cell not in names:
+                raise DataError(f"lengths[{index}].{field} is {cell!r}, which is none of the cells {', '.join(names)}.")
     lengths = tuple(_loaded_length(length, f"lengths[{index}]") for index, length in enumerate(saved.lengths))
     return CostProfile(saved.model, saved.options, saved.latency, lengths, saved.overhead)
 

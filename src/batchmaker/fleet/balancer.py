@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, final
 
 from batchmaker.clock import Clock, RealClock
-from batchmaker.fleet.asked import Asked
+from batchmaker.fleet.routed_request import RoutedRequest
 from batchmaker.fleet.routing import Router
 from batchmaker.server.access.sender import NOBODY, Sender
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
@@ -124,13 +124,13 @@ class NamedSequence(NamedTuple):
 class Lease:
     """One request's place at a replica, from `Balancer.take` to `end`."""
 
-    __slots__ = ("_balancer", "_began", "_name", "_open", "_weight", "asked", "replica")
+    __slots__ = ("_balancer", "_began", "_name", "_open", "_weight", "replica", "request")
 
     def __init__(
         self,
         balancer: Balancer,
         replica: Replica,
-        asked: Asked,
+        request: RoutedRequest,
         weight: int,
         name: _Name | None,
         at: _OpenSequence | None,
@@ -141,7 +141,7 @@ class Lease:
         self._open = at
         self._began = at is not None and not at.is_begun
         self._weight = weight
-        self.asked = asked
+        self.request = request
         self.replica = replica
 
     def end(self, *, answered: bool) -> None:
@@ -149,21 +149,21 @@ class Lease:
         balancer, replica = self._balancer, self.replica
         replica.num_requests -= 1
         replica.work_us -= self._weight
-        model = self.asked.model, self.asked.version
-        if self.asked.chunk is None:
+        model = self.request.model, self.request.version
+        if self.request.chunk is None:
             replica.unanswered[model] -= 1
             if not replica.unanswered[model]:
                 del replica.unanswered[model]  # clients may ask for models without end
         balancer.work.answered(replica.number, balancer.routed_weight(self._weight))
         if answered:
-            replica.computed[self.asked.model] += self.asked.elements
-        if self._open is not None and self._name is not None and self.asked.chunk is not None:
+            replica.computed[self.request.model] += self.request.elements
+        if self._open is not None and self._name is not None and self.request.chunk is not None:
             self._open.num_chunks -= 1
             self._open.quiet_since_s = balancer.clock.now_s()
             self._open.lock.release()
-            self._open.is_disputed |= self._open.is_begun and self.asked.chunk.start and not answered
+            self._open.is_disputed |= self._open.is_begun and self.request.chunk.start and not answered
             self._open.is_begun = self._open.is_begun or answered
-            has_ended = self.asked.chunk.end if answered else self._began
+            has_ended = self.request.chunk.end if answered else self._began
             if has_ended and not self._open.num_chunks:
                 balancer.forget(self._name, self._open)
 
@@ -282,36 +282,36 @@ class Balancer:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def take(self, asked: Asked, sender: Sender) -> Lease:
+    async def take(self, request: RoutedRequest, sender: Sender) -> Lease:
         """Return a request's place at a replica. Chunks of a sequence wait for those before them.
 
         sender: whose names of sequences it uses. Which of an owner's clients may go on with one, the replica says.
         Raises ServiceError: UNAVAILABLE if no replica takes requests, INVALID for a chunk whose sequence was lost.
         """
-        if asked.chunk is None:
-            return self._lease(None, asked)
-        name = (sender.owner, asked.model, asked.version, asked.chunk.name)
-        found = self._named.get(name)
-        if found is None or (asked.chunk.start and found.must_move):
-            if not asked.chunk.start:
-                return self._lease(None, asked)  # no replica knows it, and any one says so
-            if found is not None:
-                self.forget(name, found)
-            found = self._named[name] = _OpenSequence(self.connect(), self.clock.now_s())
-        found.num_chunks += 1
+        if request.chunk is None:
+            return self._lease(None, request)
+        name = (sender.owner, request.model, request.version, request.chunk.name)
+        sequence = self._named.get(name)
+        if sequence is None or (request.chunk.start and sequence.must_move):
+            if not request.chunk.start:
+                return self._lease(None, request)  # no replica knows it, and any one says so
+            if sequence is not None:
+                self.forget(name, sequence)
+            sequence = self._named[name] = _OpenSequence(self.connect(), self.clock.now_s())
+        sequence.num_chunks += 1
         try:
-            await found.lock.acquire()
+            await sequence.lock.acquire()
         except asyncio.CancelledError:
-            found.num_chunks -= 1
+            sequence.num_chunks -= 1
             raise
-        if found.replica.state == "lost":
-            found.lock.release()
-            found.num_chunks -= 1
+        if sequence.replica.state == "lost":
+            sequence.lock.release()
+            sequence.num_chunks -= 1
             raise lost_sequence()
-        found.sender = sender
-        if asked.chunk.start:
-            found.priority = asked.priority
-        return self._lease(found.replica, asked, name, found)
+        sequence.sender = sender
+        if request.chunk.start:
+            sequence.priority = request.priority
+        return self._lease(sequence.replica, request, name, sequence)
 
     def connect(self) -> Replica:
         """Return the replica of a new sequence, which has one more then. UNAVAILABLE if none takes requests."""
@@ -368,22 +368,26 @@ class Balancer:
             self.forget(name, sequence)
 
     def _lease(
-        self, at: Replica | None, asked: Asked, name: _Name | None = None, sequence: _OpenSequence | None = None
+        self,
+        at: Replica | None,
+        request: RoutedRequest,
+        name: _Name | None = None,
+        sequence: _OpenSequence | None = None,
     ) -> Lease:
-        weight = self.weigh(asked)
+        weight = self.weigh(request)
         if at is not None:
             self.work.load[at.number] += self.routed_weight(weight)
         elif self.work.num_open:
             at = self.replicas[self.work.route(self.routed_weight(weight))]
         else:
             raise _nobody()
-        model = asked.model, asked.version
-        if asked.chunk is None:
+        model = request.model, request.version
+        if request.chunk is None:
             at.unanswered[model] = at.unanswered.get(model, 0) + 1
         at.num_requests += 1
         at.work_us += weight
         at.routed += 1
-        return Lease(self, at, asked, weight, name, sequence)
+        return Lease(self, at, request, weight, name, sequence)
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
@@ -391,9 +395,9 @@ class Balancer:
         """Return what the router's rule adds up: work, or requests."""
         return 1 if self._by_count else weight
 
-    def weigh(self, asked: Asked) -> int:
+    def weigh(self, request: RoutedRequest) -> int:
         """Return the microseconds of work in a request, by what its model's elements took so far; at least 1."""
-        return max(1, round(asked.elements * self.element_us(asked.model)))
+        return max(1, round(request.elements * self.element_us(request.model)))
 
     def element_us(self, model: str) -> float:
         """Return the microseconds that one element of this model takes."""

@@ -39,12 +39,12 @@ def find_files(path: Path) -> tuple[list[Path], Format]:
     """Return the input's files in the order of their names, and their format. DataError if there are none, or two."""
     if not path.exists():
         raise DataError(f"{path} does not exist; give a file, or a folder of files: *{', *'.join(_ENDINGS)}")
-    found = sorted(one for one in path.iterdir() if one.suffix in _ENDINGS) if path.is_dir() else [path]
-    formats = {_ENDINGS.get(one.suffix) for one in found}
+    files = sorted(one for one in path.iterdir() if one.suffix in _ENDINGS) if path.is_dir() else [path]
+    formats = {_ENDINGS.get(one.suffix) for one in files}
     if len(formats) != 1 or None in formats:
-        endings = sorted({one.suffix for one in found})
+        endings = sorted({one.suffix for one in files})
         raise DataError(f"{path} holds {endings or 'no such files'}; expected one of {', '.join(_ENDINGS)}")
-    return [one.resolve() for one in found], _ENDINGS[found[0].suffix]
+    return [one.resolve() for one in files], _ENDINGS[files[0].suffix]
 
 
 def cut_into_blocks(files: Sequence[Path], form: Format, block_rows: int) -> list[RowBlock]:

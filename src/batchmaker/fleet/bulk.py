@@ -135,13 +135,13 @@ def map(  # noqa: A001 - called as fleet.map
 
 def _prepared(data: Any, out: Path, block_rows: int, settings: tuple[Any, ...]) -> _About:
     """Return the blocks of the input, as they were cut by the first call for this folder."""
-    known = out / _ABOUT
+    about_path = out / _ABOUT
     is_path = isinstance(data, str | os.PathLike)
     files, form = find_files(Path(data)) if is_path else ([], "parquet")
     stamps = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     mark = hashlib.sha256(repr((stamps, settings)).encode()).hexdigest()
-    if known.exists():
-        about = msgspec.json.decode(known.read_bytes(), type=_About)
+    if about_path.exists():
+        about = msgspec.json.decode(about_path.read_bytes(), type=_About)
         if about.mark != mark:
             raise DataError(
                 f"{out} holds the output of another input, model or options; give another folder, or empty this one"
@@ -152,9 +152,9 @@ def _prepared(data: Any, out: Path, block_rows: int, settings: tuple[Any, ...]) 
     if not is_path:
         files = _written(data, out / _DATASET, block_rows)
     about = _About(mark, form, cut_into_blocks(files, form, block_rows))
-    written = known.with_suffix(".writing")
+    written = about_path.with_suffix(".writing")
     written.write_bytes(msgspec.json.encode(about))
-    os.replace(written, known)
+    os.replace(written, about_path)
     return about
 
 

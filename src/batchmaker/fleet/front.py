@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from batchmaker.fleet.asked import Asked, asked_of_generate, asked_of_infer
 from batchmaker.fleet.balancer import Balancer, Lease, Replica
 from batchmaker.fleet.front_metrics import front_metrics
 from batchmaker.fleet.links import Link
+from batchmaker.fleet.routed_request import RoutedRequest, request_of_generate, request_of_infer
 from batchmaker.fleet.sockets import relay_socket
 from batchmaker.fleet.upstream import Headers, NoAnswerError, UpstreamAnswer
 from batchmaker.server.access.departure import unless_gone
@@ -51,7 +51,7 @@ _DROPPED: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding",
 _Given = TypeVar("_Given")
 
 TRIES: Final = 2
-"""A request that its replica has not answered is sent to one other replica, where that is safe; see asked_of_one."""
+"""A request that its replica has not answered is sent to one other replica, where that is safe; see `ask_one`."""
 
 _JUDGED_S: Final = 10.0
 """Seconds to find out whether a replica whose connection failed has ended."""
@@ -121,9 +121,9 @@ class Front:
         finally:
             self.num_open -= 1
 
-    def check_taken(self, asked: Asked, *, goes_on: bool = False) -> None:
+    def check_taken(self, request: RoutedRequest, *, goes_on: bool = False) -> None:
         """Raise UNAVAILABLE for a new request if the fleet is shutting down. goes_on: in an open conversation."""
-        if not goes_on and (asked.chunk is None or asked.chunk.start):
+        if not goes_on and (request.chunk is None or request.chunk.start):
             self._check_open()
 
     async def hang_up(self) -> None:
@@ -145,12 +145,12 @@ class Front:
         with self.access.bodies.holding(sender_of(scope, self.access.keys).client) as held:
             body = await held.read(Request(scope, receive, send))
             if kind == "infer":
-                asked = asked_of_infer(model, version, body, _header_length(scope))
+                request = request_of_infer(model, version, body, _header_length(scope))
             else:
-                asked = asked_of_generate(model, version, body)
-            self.check_taken(asked)
+                request = request_of_generate(model, version, body)
+            self.check_taken(request)
             onward, caller = _onward(scope), scope["state"]["caller"]
-            if asked.chunk is not None:
+            if request.chunk is not None:
                 onward.headers.append((SENDER.encode(), sender_of(scope, self.access.keys).forwarded.encode("latin-1")))
             alone = kind == "generate_stream" or len(body) > MOST_BODY_BYTES
 
@@ -161,27 +161,27 @@ class Front:
                     return await link.http.call(onward.head(headers, len(body)), body)
                 return await link.shared.call(onward.target, headers, body)
 
-            await unless_gone(scope, self._relayed(asked, ask, scope, send))
+            await unless_gone(scope, self._relayed(request, ask, scope, send))
 
     async def _openai(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have a replica answer a call in the form of OpenAI's API. Which model it names, the replica reads."""
         self._check_open()
         with self.access.bodies.holding(sender_of(scope, self.access.keys).client) as held:
             body = await held.read(Request(scope, receive, send))
-            asked = Asked(scope["path"], None, max(1, len(body) // _BYTES_AN_ELEMENT), None)
+            request = RoutedRequest(scope["path"], None, max(1, len(body) // _BYTES_AN_ELEMENT), None)
             onward, caller = _onward(scope), scope["state"]["caller"]
 
             async def ask(lease: Lease) -> UpstreamAnswer:
                 link: Link = lease.replica.link
                 return await link.http.call(onward.head(onward.headers_with(link.key_of(caller)), len(body)), body)
 
-            await unless_gone(scope, self._relayed(asked, ask, scope, send))
+            await unless_gone(scope, self._relayed(request, ask, scope, send))
 
     async def _relayed(
-        self, asked: Asked, ask: Callable[[Lease], Awaitable[UpstreamAnswer]], scope: Scope, send: Send
+        self, request: RoutedRequest, ask: Callable[[Lease], Awaitable[UpstreamAnswer]], scope: Scope, send: Send
     ) -> None:
         """Send the answer on; while it is a stream, its request is one of its replica's."""
-        lease, answer = await self.asked_of_one(asked, ask, sender_of(scope, self.access.keys))
+        lease, answer = await self.ask_one(request, ask, sender_of(scope, self.access.keys))
         if answer.parts is None:
             lease.end(answered=answer.status < 400)  # the replica has done with it, however long the client reads
             await _start(answer, send)
@@ -194,8 +194,8 @@ class Front:
         finally:
             lease.end(answered=answered)
 
-    async def asked_of_one(
-        self, asked: Asked, ask: Callable[[Lease], Awaitable[_Given]], sender: Sender
+    async def ask_one(
+        self, request: RoutedRequest, ask: Callable[[Lease], Awaitable[_Given]], sender: Sender
     ) -> tuple[Lease, _Given]:
         """Return the place and the answer of a request: of another replica if the first one has not got it, or goes on.
 
@@ -204,7 +204,7 @@ class Front:
         caller ends the lease.
         """
         for number in range(1, TRIES + 1):
-            lease = await self.balancer.take(asked, sender)
+            lease = await self.balancer.take(request, sender)
             try:
                 return lease, await ask(lease)
             except NoAnswerError as error:
@@ -214,7 +214,7 @@ class Front:
             except BaseException:
                 lease.end(answered=False)
                 raise
-            if asked.chunk is not None:
+            if request.chunk is not None:
                 raise ServiceError(
                     FaultKind.UNAVAILABLE,
                     "the replica that computed this request has ended, and the sequence with it; begin anew with "
@@ -260,13 +260,13 @@ class Front:
                 raise unsupported_load()
             replica = self.balancer.any_open()
         else:
-            found = self.balancer.replicas.get(int(one[1]))
-            if found is None:
+            named_replica = self.balancer.replicas.get(int(one[1]))
+            if named_replica is None:
                 raise ServiceError(FaultKind.NOT_FOUND, f"there is no replica {one[1]}; see GET /v2/replicas")
             if _LOADS.fullmatch(one[2]):
                 raise unsupported_load()
             query: bytes = scope["query_string"]  # written anew: what was decoded here is what the replica must see
-            replica, target = found, quote(one[2]).encode() + (b"?" + query if query else b"")
+            replica, target = named_replica, quote(one[2]).encode() + (b"?" + query if query else b"")
         with replica.questioned(), self.access.bodies.holding(sender_of(scope, self.access.keys).client) as held:
             body = await held.read(Request(scope, receive, send))
             link: Link = replica.link

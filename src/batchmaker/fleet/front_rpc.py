@@ -10,10 +10,10 @@ from typing import Any, Final, final
 import grpc
 from grpc import aio
 
-from batchmaker.fleet.asked import asked_of_message
 from batchmaker.fleet.balancer import Lease, Replica
 from batchmaker.fleet.front import Front, unsupported_load
 from batchmaker.fleet.links import Link
+from batchmaker.fleet.routed_request import request_of_message
 from batchmaker.fleet.upstream import NoAnswerError
 from batchmaker.server.access.sender import HEADER as SENDER
 from batchmaker.server.faults import FaultKind, ServiceError
@@ -49,25 +49,25 @@ class FleetAnswers:
         """Count one stream as open. UNAVAILABLE if the fleet is shutting down."""
         return self._front.conversation()
 
-    async def whole(self, asked: Any, call: RpcCall) -> Any:
+    async def whole(self, request: Any, call: RpcCall) -> Any:
         """Return the whole answer. Raises ServiceError."""
-        return decode("ModelInferResponse", await self.passed(asked, call))
+        return decode("ModelInferResponse", await self.passed(request, call))
 
-    async def passed(self, asked: Any, call: RpcCall) -> bytes:
+    async def passed(self, request: Any, call: RpcCall) -> bytes:
         """Return the whole answer as its bytes. Raises ServiceError."""
-        routed, data = asked_of_message(asked), asked.SerializeToString()
+        routed, data = request_of_message(request), request.SerializeToString()
         self._front.check_taken(routed, goes_on=call.is_stream)
 
         async def ask(lease: Lease) -> bytes:
             return await _called(lease.replica, "ModelInfer", data, call)
 
-        lease, answer = await self._front.asked_of_one(routed, ask, call.sender)
+        lease, answer = await self._front.ask_one(routed, ask, call.sender)
         lease.end(answered=True)
         return answer
 
-    async def parts(self, asked: Any, call: RpcCall) -> AsyncGenerator[Any, None]:
+    async def parts(self, request: Any, call: RpcCall) -> AsyncGenerator[Any, None]:
         """Yield the values as they are computed. Raises ServiceError."""
-        routed = asked_of_message(asked)
+        routed = request_of_message(request)
         self._front.check_taken(routed, goes_on=call.is_stream)
         stream: Any = None
 
@@ -80,13 +80,13 @@ class FleetAnswers:
             )
 
             async def begin() -> Any:
-                await stream.write(asked.SerializeToString())
+                await stream.write(request.SerializeToString())
                 await stream.done_writing()
                 return await stream.read()
 
             return await _guarded(lease.replica, begin())
 
-        lease, said = await self._front.asked_of_one(routed, ask, call.sender)
+        lease, said = await self._front.ask_one(routed, ask, call.sender)
         answered = False
         try:
             while said is not aio.EOF:
@@ -112,28 +112,28 @@ class FleetAnswers:
 def fleet_methods(front: Front, answers: FleetAnswers) -> dict[str, Answer]:
     """Return the function of each method with one message, by name."""
 
-    async def live(asked: Any, call: RpcCall) -> dict[str, Any]:
+    async def live(request: Any, call: RpcCall) -> dict[str, Any]:
         return {"live": True}
 
-    async def ready(asked: Any, call: RpcCall) -> dict[str, Any]:
+    async def ready(request: Any, call: RpcCall) -> dict[str, Any]:
         return {"ready": front.ready}
 
-    async def statistics(asked: Any, call: RpcCall) -> dict[str, Any]:
+    async def statistics(request: Any, call: RpcCall) -> dict[str, Any]:
         raise ServiceError(
             FaultKind.UNSUPPORTED, "each replica has its own statistics: over HTTP, /v2/replicas/NUMBER/v2/models/stats"
         )
 
-    async def load(asked: Any, call: RpcCall) -> dict[str, Any]:
+    async def load(request: Any, call: RpcCall) -> dict[str, Any]:
         raise unsupported_load()
 
     def described(method: str) -> Answer:
         """Return the function of a method that any replica can answer, because all have the same models."""
 
-        async def describe(asked: Any, call: RpcCall) -> bytes:
+        async def describe(request: Any, call: RpcCall) -> bytes:
             replica = front.balancer.any_open()
             try:
                 with replica.questioned():
-                    return await _called(replica, method, asked.SerializeToString(), call)
+                    return await _called(replica, method, request.SerializeToString(), call)
             except NoAnswerError:
                 front.on_suspect(replica)
                 raise ServiceError(FaultKind.UNAVAILABLE, "the replica has ended; try again", 1.0) from None
@@ -189,5 +189,8 @@ async def _status_of(stream: Any) -> None:
 def _metadata(link: Link, call: RpcCall) -> tuple[tuple[str, str], ...]:
     traced = ((name, call.metadata[name]) for name in _TRACED if name in call.metadata)
     return (
-        ("x-api-key", link.key_of(call.caller)), (HEADER, call.request_id), (SENDER, call.sender.forwarded), *traced,
-    )  # fmt: skip
+        ("x-api-key", link.key_of(call.caller)),
+        (HEADER, call.request_id),
+        (SENDER, call.sender.forwarded),
+        *traced,
+    )

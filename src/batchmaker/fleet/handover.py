@@ -81,8 +81,8 @@ async def _ask(replica: Replica, one: NamedSequence, **parameters: Parameter) ->
     sender, model, version, link = one.at.sender, one.model, one.version, replica.link
     assert isinstance(link, Link)
     path = f"/v2/models/{quote(model, safe='')}" + ("" if version is None else f"/versions/{quote(version, safe='')}")
-    given = {name: value for name, value in parameters.items() if value is not None}
-    body = json.dumps({"parameters": {"sequence_id": one.name, **given}}).encode()
+    controls = {name: value for name, value in parameters.items() if value is not None}
+    body = json.dumps({"parameters": {"sequence_id": one.name, **controls}}).encode()
     target = f"{path}/generate".encode()
     headers = [
         (b"x-api-key", link.key_of(sender.holder).encode("latin-1")),

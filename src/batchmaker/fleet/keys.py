@@ -20,14 +20,14 @@ class FleetKeys:
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
-        self._known: dict[str, str] = {}
+        self._keys: dict[str, str] = {}
 
     def of(self, holder: str) -> str:
         """Return the key for calls of this holder."""
-        key = self._known.get(holder)
+        key = self._keys.get(holder)
         if key is None:
             key = hmac.new(self._secret, holder.encode(), hashlib.sha256).hexdigest()
-            self._known[holder] = key
+            self._keys[holder] = key
         return key
 
     def ring(self, holders: Iterable[str]) -> dict[str, str]:

@@ -52,19 +52,19 @@ class ScalingRule:
     def read(cls, text: str) -> ScalingRule:
         """Return the rule that a text says. OptionError names what is not known, wrong or missing."""
         measure, _, options = text.partition(":")
-        known = {field.name: int if field.name in ("least", "most") else float for field in fields(cls)[1:]}
-        given: dict[str, float] = {}
+        types = {field.name: int if field.name in ("least", "most") else float for field in fields(cls)[1:]}
+        values: dict[str, float] = {}
         for option in filter(None, options.split(",")):
             name, _, value = option.partition("=")
-            if name not in known:
-                raise unknown_name(f"option of scaling by {measure}", name, tuple(known))
+            if name not in types:
+                raise unknown_name(f"option of scaling by {measure}", name, tuple(types))
             try:
-                given[name] = known[name](value)
+                values[name] = types[name](value)
             except ValueError:
                 raise OptionError(f"scaling by {measure}: {name} must be a number, got {value!r}") from None
-        if measure in MEASURES and "target" not in given:
+        if measure in MEASURES and "target" not in values:
             raise OptionError(f"scaling by {measure} needs a target, for example {measure}:target=0.05")
-        return cls(measure, given.pop("target", 1.0), **given)  # type: ignore[arg-type]
+        return cls(measure, values.pop("target", 1.0), **values)  # type: ignore[arg-type]
 
 
 @final

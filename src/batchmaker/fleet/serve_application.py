@@ -63,9 +63,9 @@ def application(settings: Mapping[str, Any]) -> Any:
     return front.bind()
 
 
-def read_settings(given: Mapping[str, Any]) -> Config:
+def read_settings(arguments: Mapping[str, Any]) -> Config:
     """Return the settings of an application. OptionError for what is unknown or wrong."""
-    settings: dict[str, Any] = {"port": 0, **given}
+    settings: dict[str, Any] = {"port": 0, **arguments}
     path = settings.pop("config", None)
     base = Config() if path is None else read_config(Path(path))
     if isinstance(settings.get("models"), str):
@@ -124,9 +124,9 @@ def write_application(config: Config, path: Path) -> None:
 
 def _absolute(source: str) -> str:
     """Return a model's source with the whole path, if it is one: Serve's processes have a folder of their own."""
-    name, given, rest = source.partition("=") if "=" in source.partition(":")[0] else ("", "", source)
+    name, equals, rest = source.partition("=") if "=" in source.partition(":")[0] else ("", "", source)
     path, colon, options = rest.partition(":")
-    return f"{name}{given}{Path(path).resolve()}{colon}{options}" if Path(path).exists() else source
+    return f"{name}{equals}{Path(path).resolve()}{colon}{options}" if Path(path).exists() else source
 
 
 class FleetFront:

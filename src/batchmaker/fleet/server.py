@@ -105,7 +105,7 @@ class FleetServer:
         self._launcher = launcher
         self._fleet_keys = FleetKeys()
         self._holders = config.auth.keys_and_rates()
-        self._known = set(self._holders[0])  # to all replicas
+        self._common_names = set(self._holders[0])  # to all replicas
         self._keys = KeyRing(*self._holders)
         access = CallAccess(self._keys, BodyBudget(config.limits), Counter())
         self.balancer = Balancer(
@@ -132,9 +132,14 @@ class FleetServer:
         spans = Spans(enabled=config.log.spans)
         open_paths = frozenset({"/page", "/v2/health/live", "/v2/health/ready"})
         self.app = CallMiddleware(
-            self.front, self._keys, origins, spans, log_access=config.log.access, open_paths=open_paths,
+            self.front,
+            self._keys,
+            origins,
+            spans,
+            log_access=config.log.access,
+            open_paths=open_paths,
             answered=access.answered,
-        )  # fmt: skip
+        )
         self._socket: socket.socket = bind(config, config.port)
         every_call_is_told = config.log.access or spans.enabled
         refusals = None if every_call_is_told else Refusals(self.balancer.room_of, access.answered, self._keys)
@@ -189,16 +194,16 @@ class FleetServer:
             raise OptionError("a fleet without API keys gets them at its next start, not while it serves")
         self._take_over_certificate(config)
         self._holders = new
-        self._known &= new[0].keys()
+        self._common_names &= new[0].keys()
         if new[0]:
-            stay = {name: key for name, key in new[0].items() if name in self._known}
+            stay = {name: key for name, key in new[0].items() if name in self._common_names}
             stay = stay or {FRONT: secrets.token_hex()}  # without keys everybody might call
             self._keys.replace(stay, new[1], new[2], new[3] & stay.keys())
         if isinstance(config.fleet.replicas, int) and rule is None:
             self.fleet.resize(config.fleet.replicas)
         await self.fleet.update(self._for_replicas(config))
         if self._holders is new:  # no other update has begun meanwhile
-            self._known = set(new[0])
+            self._common_names = set(new[0])
             self._keys.replace(*new)
             _LOG.info("fleet is updated")
 

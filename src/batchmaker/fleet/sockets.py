@@ -104,7 +104,7 @@ class Relay:
         self._id = secrets.token_hex(16)
         self._state_at = 0
         self._state: asyncio.Future[str | bytes] | None = None
-        self._over = False
+        self._is_closed = False
         self._enter()
 
     def _enter(self) -> None:
@@ -137,7 +137,7 @@ class Relay:
 
     async def close(self) -> None:
         """End the connection to the replica."""
-        self._over = True
+        self._is_closed = True
         self._leave()
         with contextlib.suppress(Exception):
             await self._socket.close()
@@ -190,7 +190,7 @@ class Relay:
         self._steady.clear()
         try:
             socket, count = await self._opened_at(new)
-            if self._over:
+            if self._is_closed:
                 await socket.close()
                 raise NotDoneError("the client has closed its connection meanwhile")
         except BaseException as error:  # cancelled, too: the time for leaving is over

@@ -38,7 +38,7 @@ class Recording(Protocol):
 
     def check(self, cell: CellType, port: int, argument: Any) -> None: ...
 
-    def remember(self, cell: CellType, first: int, count: int, given: Sequence[ValueSequence]) -> None: ...
+    def remember(self, cell: CellType, first: int, count: int, sequences: Sequence[ValueSequence]) -> None: ...
 
     def hold(self, first: int, count: int) -> Hold | None: ...
 
@@ -98,16 +98,16 @@ class Calls:
 
     def _checked(self, arguments: Sequence[Any]) -> list[Any]:
         """Return the arguments as they are kept. Raises for a value that does not fit or belongs to another request."""
-        kept = list(arguments)
+        checked = list(arguments)
         for place, argument in enumerate(arguments):
             if type(argument) is Value:
                 self._recorder.check(self.cell, self._first + place, argument)
                 self._accepted[place].add(argument.of)
             elif type(argument) not in self._accepted[place]:
-                kept[place] = self._layout.kept(argument, self._first + place)
-                if kept[place] is argument:
+                checked[place] = self._layout.kept(argument, self._first + place)
+                if checked[place] is argument:
                     self._accepted[place].add(type(argument))
-        return kept
+        return checked
 
     @property
     def waiting(self) -> bool:
@@ -139,7 +139,7 @@ class Calls:
         self.forget()
         places = nodes - block.first
         block.types[places] = self.cell.type_id
-        given: list[HostInput] = []
+        host_inputs: list[HostInput] = []
         for port, column in enumerate(zip(*rows, strict=True), start=self._first):
             data = (
                 [] if set(map(type, column)) == {Value} else [i for i, a in enumerate(column) if type(a) is not Value]
@@ -151,8 +151,8 @@ class Calls:
                 block.outputs[port, at] = [value.of.index for value in values]
             if data:
                 laid_out = self._layout.laid_out([column[i] for i in data], port)
-                given.append(host_input(self.cell, port, nodes[data], laid_out))
-        return given
+                host_inputs.append(host_input(self.cell, port, nodes[data], laid_out))
+        return host_inputs
 
 
 @final
@@ -163,7 +163,7 @@ class _LaidOut:
         return data
 
     def laid_out(self, data: Sequence[HostValues], port: int) -> HostValues:
-        values = data[0].values if len(data) == 1 else np.concatenate([given.values for given in data])
+        values = data[0].values if len(data) == 1 else np.concatenate([part.values for part in data])
         return HostValues(values, len(data), data[0].spec)
 
 

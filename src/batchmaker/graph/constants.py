@@ -45,15 +45,15 @@ def from_host(num_ports: int, count: int) -> tuple[Ints, NDArray[np.int16]]:
 
 
 @lru_cache(maxsize=1024)
-def numbers(given: tuple[int, ...]) -> NDArray[np.int64]:
+def numbers(values: tuple[int, ...]) -> NDArray[np.int64]:
     """Return numbers as an array [count] int64."""
-    return np.array(given, np.int64)
+    return np.array(values, np.int64)
 
 
 @lru_cache(maxsize=1024)
-def one_column(given: tuple[int, ...]) -> NDArray[np.int64]:
+def one_column(values: tuple[int, ...]) -> NDArray[np.int64]:
     """Return numbers as an array [count, 1] int64."""
-    return np.array(given, np.int64).reshape(-1, 1)
+    return np.array(values, np.int64).reshape(-1, 1)
 
 
 @lru_cache(maxsize=4096)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
@@ -47,23 +46,19 @@ class Frontier:
         size = len(mini_batch)
         nodes, num_fed = np.arange(size), mini_batch.num_fed
         self._types: list[int] = mini_batch.types.tolist()
-        self._edges: tuple[NDArray[Any], ...] = (num_fed.cumsum() - num_fed, num_fed, mini_batch.fed)
-        self._graph: tuple[NDArray[Any], ...] = (
-            nodes,
-            np.zeros(size, np.int64),
-            mini_batch.types.astype(np.int16),
-            *self._edges,
-        )
-        self._late: tuple[NDArray[Any], ...] = (np.full(size, -1), np.empty((2, 0), np.int64), np.array([-1, 0]))
+        self._edges = (num_fed.cumsum() - num_fed, num_fed, mini_batch.fed)
+        types, single = mini_batch.types.astype(np.int16), np.zeros(size, np.int64)
+        self._graph: wait_counts.Graph = (nodes, single, types, *self._edges)
+        self._late: wait_counts.LateLists = (np.full(size, -1), np.empty((2, 0), np.int64), np.array([-1, 0]))
         self._scratch = np.empty(size, np.int64)
         left = np.empty(size, np.bool_)
         blocks = np.empty((size, mini_batch.num_types), np.int32)
         independent = np.zeros(mini_batch.num_types, np.int64)
-        self._at_first: list[NDArray[Any]] = [left, blocks, independent]
-        everything: list[NDArray[Any]] = [np.zeros(1, np.int64), np.array([size])]
-        nothing: list[NDArray[Any]] = [np.empty(0, np.int64), np.empty((2, 0), np.int64)]
-        given = [*everything, *nothing, np.zeros(size, np.int8), *self._graph, *self._at_first, *self._late]
-        wait_counts.enter(False, *given)
+        self._at_first: wait_counts.Counters = (left, blocks, independent)
+        everything = (np.zeros(1, np.int64), np.array([size]))
+        nothing = (np.empty(0, np.int64), np.empty((2, 0), np.int64))
+        state = np.zeros(size, np.int8)
+        wait_counts.enter(False, *everything, *nothing, state, self._graph, self._at_first, self._late)
         self._num_sources: Ints = np.diff(mini_batch.starts)
         self._ready_at_first: list[list[int]] = [[] for _ in range(mini_batch.num_types)]
         for node in np.flatnonzero(self._num_sources == 0).tolist():
@@ -73,9 +68,10 @@ class Frontier:
     def reset(self) -> None:
         """Return to the state in which nothing has run."""
         self._unmet = self._num_sources.copy()
-        self._now = [array.copy() for array in self._at_first]
+        left, blocks, independent = self._at_first
+        self._now: wait_counts.Counters = (left.copy(), blocks.copy(), independent.copy())
         self.ready = [list(nodes) for nodes in self._ready_at_first]
-        self.independent: list[int] = self._at_first[2].tolist()
+        self.independent: list[int] = independent.tolist()
         self.num_left = len(self._types)
 
     def run(self, type_id: int, nodes: Sequence[int] | None = None) -> Sequence[int]:
@@ -89,7 +85,7 @@ class Frontier:
         running = np.array(nodes, np.int64)
         for node in self._scratch[: _met(running, self._unmet, self._scratch, *self._edges)].tolist():
             ready[types[node]].append(node)
-        wait_counts.run(running, type_id, self._scratch, *self._graph, *self._now, *self._late)
+        wait_counts.run(running, type_id, self._scratch, self._graph, self._now, self._late)
         self.independent[type_id] = int(self._now[2][type_id])
         self.num_left -= len(nodes)
         return nodes
@@ -104,7 +100,7 @@ class Frontier:
 
 
 @compiled
-def _met(nodes: Ints, unmet: Ints, found: Ints, first_edge: Ints, num_edges: Ints, fed: Ints) -> int:
+def _met(nodes: Ints, unmet: Ints, ready: Ints, first_edge: Ints, num_edges: Ints, fed: Ints) -> int:
     """Lower the unmet counts of these nodes' consumers; write those that are ready now, return their number."""
     count = 0
     for node in nodes:
@@ -112,6 +108,6 @@ def _met(nodes: Ints, unmet: Ints, found: Ints, first_edge: Ints, num_edges: Int
             after = fed[edge]
             unmet[after] -= 1
             if unmet[after] == 0:
-                found[count] = after
+                ready[count] = after
                 count += 1
     return count

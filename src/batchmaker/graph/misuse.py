@@ -40,14 +40,14 @@ def at_line() -> str:
 
 def line_of(error: BaseException) -> str:
     """Return the position in the unfold function from which an error came, "file:line, `its text`"; "" if unknown."""
-    found, trace = "", error.__traceback__
+    line, trace = "", error.__traceback__
     while trace is not None:
         if _is_users(trace.tb_frame):
-            found = _said(trace.tb_frame, trace.tb_lineno)
-        elif found:
+            line = _said(trace.tb_frame, trace.tb_lineno)
+        elif line:
             break
         trace = trace.tb_next
-    return found
+    return line
 
 
 def _is_users(frame: FrameType) -> bool:

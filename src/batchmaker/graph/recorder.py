@@ -74,7 +74,7 @@ class Recorder:
         self._fetched_loops: set[tuple[int, int]] = set()  # first node, output
         self._types_of_blocks: set[int] = set()
         self._pending: list[PendingRun] = []  # runs of the fragment that may become one node each
-        self._asked: list[tuple[int, int]] = []  # of the fragment: (node, output) of single values
+        self._single_values: list[tuple[int, int]] = []  # of the fragment: (node, output) of single values
         self.holds_values = holds_values
         self.dropped: list[tuple[int, int]] = []
         self.pick: Callable[[ValueSequence, Value], Value] = _no_pick
@@ -139,9 +139,16 @@ class Recorder:
             own = part.child_outputs(leaves)
             self._check_children(part, leaves)
             num_reads = fill_children(
-                block.types, block.sources, block.outputs, is_child, part.numbers, part.children, at.nodes, at.outputs,
-                at.count, first, part.cell.type_id, len(part.inputs), own.start,
-            )  # fmt: skip
+                (block.types, block.sources, block.outputs),
+                is_child,
+                part.numbers,
+                part.children,
+                (at.nodes, at.outputs, at.count),
+                first,
+                part.cell.type_id,
+                len(part.inputs),
+                own.start,
+            )
             if num_reads < 0:
                 raise part.fault(-1 - num_reads, count, at.count)
             self._fill(block, part.cell, part.places, part.inputs)
@@ -212,11 +219,11 @@ class Recorder:
             key = (value.node, value.output)
             if key not in self._fetched:
                 self._fetched.add(key)
-                self._asked.append(key)
+                self._single_values.append(key)
             return
         if len(value.numbers) == 0:
             return
-        self._add_asked()
+        self._add_single_values()
         if value.open_ended:
             key = (int(value.numbers[0]), value.output)
             if key[0] < self._graph.first and key not in self._fetched_loops:
@@ -235,15 +242,15 @@ class Recorder:
 
     def take(self) -> CellGraph:
         """Return the recording since the last call and start the next fragment."""
-        graph = self._taken()
+        graph = self._fragment()
         self._graph = CellGraph(first=self.num_nodes, num_nodes=0)
         return graph
 
     def take_last(self) -> CellGraph:
         """As `take`, for the last call. Also drops references to the recorder, so that both can be freed."""
-        graph = self._taken()
-        for known in (self._calls, self._of_laid_out, self._outputs, self._accepted):
-            known.clear()
+        graph = self._fragment()
+        for table in (self._calls, self._of_laid_out, self._outputs, self._accepted):
+            table.clear()
         return graph
 
     # --- called by `Calls` ---------------------------------------------------------------------------------
@@ -272,14 +279,14 @@ class Recorder:
             raise foreign(f"cell {cell.name!r}, input {port}")
 
     def remember(
-        self, cell: CellType, first: int, count: int, given: Sequence[ValueSequence], *, is_run: bool = False
+        self, cell: CellType, first: int, count: int, sequences: Sequence[ValueSequence], *, is_run: bool = False
     ) -> None:
         """Note the memories of consecutive nodes of one cell: single nodes, or the steps of a run.
 
-        given: a sequence for each memory that is not the run's own, whose nodes are of one call, none of them kept from
+        sequences: one for each memory that is not the run's own, whose nodes are of one call, none of them kept from
         an earlier request, and equally far from each other. ModelError if a memory is the own one outside a run.
         """
-        sequences = iter(given)
+        sequences_left = iter(sequences)
         for port, output in enumerate(cell.memories):
             if output != GIVEN:
                 if not is_run:
@@ -290,7 +297,7 @@ class Recorder:
                     MemoryRead(port, first, count, first, 1, count, output, is_run=True, own=True)
                 )
                 continue
-            sequence = next(sequences)
+            sequence = next(sequences_left)
             self.check(cell, port, sequence)
             numbers = sequence.numbers
             assert type(numbers) is range
@@ -313,21 +320,21 @@ class Recorder:
 
     # --- inside ----------------------------------------------------------------------------------------------
 
-    def _taken(self) -> CellGraph:
+    def _fragment(self) -> CellGraph:
         """Return the complete fragment that is recorded now."""
         if self._pending:
             self._settle()
         graph, calls = self._graph, self._as_numbers()
         types = {type_id for type_id, _, _ in calls or ()}
-        key = (graph.first, calls, tuple(self._asked), types.isdisjoint(self._types_of_blocks))
+        key = (graph.first, calls, tuple(self._single_values), types.isdisjoint(self._types_of_blocks))
         if calls is not None and (shared := _SHARED.get(key)) is not None:
             for called in self._calls:
                 called.forget()
             self._num_laid_out = self.num_nodes
             self._types_of_blocks |= types
-            self._asked.clear()
+            self._single_values.clear()
             return shared
-        self._add_asked()
+        self._add_single_values()
         if self.num_nodes > self._num_laid_out:
             self._flush()
         graph.num_nodes = self.num_nodes - graph.first
@@ -344,7 +351,7 @@ class Recorder:
         the same value, and each of them adds as many fragments as it waits.
         """
         graph, count = self._graph, self.num_nodes - self._graph.first
-        if not (self.holds_values and graph.first and max(count, len(self._asked)) <= MOST_ALIKE):
+        if not (self.holds_values and graph.first and max(count, len(self._single_values)) <= MOST_ALIKE):
             return None
         if graph.blocks or graph.runs or graph.host_inputs or graph.fetches or graph.kept is not None or graph.memories:
             return None
@@ -357,11 +364,11 @@ class Recorder:
                 called.append(numbers)
         return tuple(called)
 
-    def _add_asked(self) -> None:
+    def _add_single_values(self) -> None:
         """Add the values that were asked for one by one to the fragment."""
-        for node, output in self._asked:
+        for node, output in self._single_values:
             self._graph.fetches.append(Fetch(ascending(node, 1), output))
-        self._asked.clear()
+        self._single_values.clear()
 
     def _claim(self, count: int, cell: CellType) -> int:
         """Reserve consecutive numbers for the caller's layout, return the first.
@@ -425,8 +432,8 @@ class Recorder:
             if len(rows):
                 nodes, child = first + part.numbers[rows], child[rows]
                 for k, leaf in data:
-                    given = host_input(part.cell, k + i * len(leaves), nodes, leaf.picked(child))
-                    self._graph.host_inputs.append(given)
+                    host = host_input(part.cell, k + i * len(leaves), nodes, leaf.picked(child))
+                    self._graph.host_inputs.append(host)
 
     def _add_run(
         self,
@@ -462,10 +469,10 @@ class Recorder:
             if run.steps_are_read:
                 self._add_run(run.cell, run.first, run.length, run.sequences, run.init)
                 continue
-            blocks, given, memories = run.as_one_node()
+            blocks, host_inputs, memories = run.as_one_node()
             for block in blocks:
                 self._add_block(block, {TypeId(int(block.types[0]))}, plain=True)
-            self._graph.host_inputs += given
+            self._graph.host_inputs += host_inputs
             self._graph.memories += memories
         if self._pending:
             self._pending.clear()

@@ -196,7 +196,7 @@ def segments_of(region: Region) -> tuple[Segment, ...]:
 
     The request's own graph is not among them.
     """
-    found, seen = list[Segment](), set[int]()
+    segments, seen = list[Segment](), set[int]()
 
     def look(inside: Region) -> None:
         if id(inside) in seen:
@@ -204,13 +204,13 @@ def segments_of(region: Region) -> tuple[Segment, ...]:
         seen.add(id(inside))
         for item in inside.items:
             if isinstance(item, Segment):
-                found.extend([item] if item.graph is not None else [])
+                segments.extend([item] if item.graph is not None else [])
             elif isinstance(item, Choice | WhileLoop):
                 for branch in item.branches if isinstance(item, Choice) else (item.body,):
                     look(branch.region)
 
     look(region)
-    return tuple(found)
+    return tuple(segments)
 
 
 @lru_cache(MOST_SHARED)
@@ -253,9 +253,11 @@ def _until_key(until: Any) -> object:
     except ValueError:  # a name that has no value yet
         return id(until)
     bound += [*(until.__defaults__ or ()), *(until.__kwdefaults__ or {}).values()]
-    return (until.__code__, id(until.__globals__), *[
-        (type(one), one if type(one) in (bool, int, float, str) else id(one)) for one in bound
-    ])  # fmt: skip
+    return (
+        until.__code__,
+        id(until.__globals__),
+        *[(type(one), one if type(one) in (bool, int, float, str) else id(one)) for one in bound],
+    )
 
 
 def _branch_key(branch: Branch) -> object:
@@ -267,10 +269,15 @@ def graph_key(graph: CellGraph) -> object:
     blocks = [(b.first, _bytes(b.types), _bytes(b.sources), _bytes(b.outputs), b.connected) for b in graph.blocks]
     runs = [
         (
-            run.type_id, run.first, run.length, run.init, run.open_ended,
+            run.type_id,
+            run.first,
+            run.length,
+            run.init,
+            run.open_ended,
             tuple([None if column is None else (_bytes(column[0]), column[1]) for column in run.sequences]),
-        ) for run in graph.runs
-    ]  # fmt: skip
+        )
+        for run in graph.runs
+    ]
     fetches = [(_bytes(fetch.nodes), fetch.output) for fetch in graph.fetches]
     memories = [
         (m.port, m.first, m.count, m.source, m.step, m.length, m.output, m.is_run, m.own) for m in graph.memories
@@ -286,13 +293,23 @@ def sized(graph: CellGraph, count: int, fetched: tuple[int, ...]) -> CellGraph:
     """Return a graph of `count` nodes, or of a run of so many steps, like the one of `graph`. fetched: see Segment."""
     blocks = [
         replace(
-            block, types=np.repeat(block.types, count), sources=np.repeat(block.sources, count, axis=1),
+            block,
+            types=np.repeat(block.types, count),
+            sources=np.repeat(block.sources, count, axis=1),
             outputs=np.repeat(block.outputs, count, axis=1),
-        ) for block in graph.blocks
-    ]  # fmt: skip
+        )
+        for block in graph.blocks
+    ]
     fetches = [Fetch(np.arange(count), fetch.output) for fetch in graph.fetches]
     fetches += [Fetch(np.array([count - 1]), output) for output in fetched]
     return CellGraph(
-        0, count, blocks, [replace(run, length=count) for run in graph.runs], [], fetches, graph.plain, shared=True,
+        0,
+        count,
+        blocks,
+        [replace(run, length=count) for run in graph.runs],
+        [],
+        fetches,
+        graph.plain,
+        shared=True,
         memories=[replace(read, count=count) for read in graph.memories],
-    )  # fmt: skip
+    )

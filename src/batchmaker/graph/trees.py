@@ -131,9 +131,9 @@ def leaves_at(leaves: Sequence[SequenceArgument]) -> Leaves:
             has_data = True
             continue
         outputs.append(leaf.of.index)
-        known = leaf.numbers
-        if type(known) is range and known.step == 1:
-            firsts.append(known.start)
+        node_numbers = leaf.numbers
+        if type(node_numbers) is range and node_numbers.step == 1:
+            firsts.append(node_numbers.start)
     if len(firsts) == len(leaves):
         return Leaves(one_column(tuple(firsts)), numbers(tuple(outputs)), count, has_data)
     nodes = [np.full(count, HOST) if isinstance(leaf, HostValues) else leaf.nodes for leaf in leaves]
@@ -142,15 +142,11 @@ def leaves_at(leaves: Sequence[SequenceArgument]) -> Leaves:
 
 @compiled
 def fill_children(
-    types: NDArray[np.int16],
-    sources: NDArray[np.int64],
-    outputs: NDArray[np.int16],
+    block: tuple[NDArray[np.int16], NDArray[np.int64], NDArray[np.int16]],
     is_child: NDArray[np.bool_],
     places: NDArray[np.int64],
     children: NDArray[np.int64],
-    leaf_nodes: NDArray[np.int64],
-    leaf_outputs: NDArray[np.int64],
-    num_leaves: int,
+    leaves: tuple[NDArray[np.int64], NDArray[np.int64], int],
     first: int,
     type_id: int,
     port: int,
@@ -158,12 +154,14 @@ def fill_children(
 ) -> int:
     """Write types, sources and outputs of the nodes of a part; return how many children are leaves.
 
-    types [nodes], sources, outputs [ports, nodes]: the tree's block, whose first node is `first`; types are -1 where no
-    part has written. is_child: [nodes], marked here. places: [count] the positions of the part's nodes. children:
-    [count, arity]. leaf_nodes, leaf_outputs, num_leaves: see Leaves. port: the first input for a child's state; output:
-    the first output that is a node's state. Returns -1 - row if a place is invalid or taken, or a child is neither a
-    leaf nor a node before its parent.
+    block: types [nodes], sources and outputs [ports, nodes] of the tree's block, whose first node is `first`; types are
+    -1 where no part has written. is_child: [nodes], marked here. places: [count] the positions of the part's nodes.
+    children: [count, arity]. leaves: nodes, outputs and count, see Leaves. port: the first input for a child's state;
+    output: the first output that is a node's state. Returns -1 - row if a place is invalid or taken, or a child is
+    neither a leaf nor a node before its parent.
     """
+    types, sources, outputs = block
+    leaf_nodes, leaf_outputs, num_leaves = leaves
     num_parts, dense = len(leaf_nodes), leaf_nodes.shape[1] == num_leaves
     uses = 0
     for row in range(len(places)):

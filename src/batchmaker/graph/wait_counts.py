@@ -6,14 +6,8 @@ type a, or if it has an ancestor that is. `blocks[u, a]` counts the edges into u
 frontier of its type while `blocks[u, type of u]` is 0. Every edge is visited at most once for each type, and the memory
 is 4 bytes for a node and type. Only units that are left count; ancestors always run first.
 
-Arrays, as in the scheduler's arena. By node: state (below 2: not submitted), subgraph, first_edge, num_edges, left (of
-units: not run), blocks [nodes, types] int32, late_first (see below), stack (scratch). By subgraph: end (one past the
-last node of a run, 0 for single nodes), type_of. consumer: [edges] nodes that a unit feeds; for a run, one node stands
-for all of it. counts: [types] the sizes of the frontiers.
-
-Late edges lead to nodes that were added after the unit's consumers had been written. late_edges [2, room]: the next
-late edge of the same unit (-1: none), and the consumer. late_first [nodes]: a unit's first late edge or -1. late_free
-[2]: the first unused entry, chained in the same way, and the number of unused entries.
+Late edges lead to nodes that were added after the unit's consumers had been written. state, stack: by node, as in the
+scheduler's arena: below 2 if it is not submitted; scratch.
 """
 
 from __future__ import annotations
@@ -26,6 +20,29 @@ from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled
 
 Array = NDArray[Any]
+
+Graph = tuple[Ints, Ints, Array, Ints, Ints, Ints]
+"""The graph, as the scheduler's arena has it: subgraph, end, type_of, first_edge, num_edges, consumer.
+
+By node: subgraph, first_edge, num_edges. By subgraph: end (one past the last node of a run, 0 for single nodes),
+type_of. consumer: [edges] nodes that a unit feeds; for a run, one node stands for all of it.
+"""
+
+Counters = tuple[Array, Array, Ints]
+"""What is left: left, blocks, counts.
+
+left: by node, whether it is a unit that has not run. blocks: [nodes, types] int32. counts: [types] the sizes of the
+frontiers.
+"""
+
+LateLists = tuple[Ints, Ints, Ints]
+"""Lists of late edges, chained: late_first, late_edges, late_free.
+
+late_first: [nodes] a unit's first late edge or -1. late_edges: [2, room] the next late edge of the same unit (-1:
+none), and the consumer. late_free: [2] the first unused entry, chained in the same way, and the number of unused
+entries.
+"""
+
 SUBMITTED: Final = 2  # the first state of nodes that are no longer left
 
 
@@ -45,18 +62,9 @@ def enter(
     gone: Ints,
     late: Ints,
     state: Array,
-    subgraph: Ints,
-    end: Ints,
-    type_of: Array,
-    first_edge: Ints,
-    num_edges: Ints,
-    consumer: Ints,
-    left: Array,
-    blocks: Array,
-    counts: Ints,
-    late_first: Ints,
-    late_edges: Ints,
-    late_free: Ints,
+    graph: Graph,
+    counters: Counters,
+    late_lists: LateLists,
 ) -> int:
     """Count the units of new extents, each after its sources; return the number of units.
 
@@ -64,6 +72,9 @@ def enter(
     whatever their state. late: [2, edges] units that may be left, and new nodes that they feed outside their consumers;
     there must be room for these edges. counted: these units were counted before; otherwise they are new.
     """
+    subgraph, end, type_of, first_edge, num_edges, consumer = graph
+    left, blocks, counts = counters
+    late_first, late_edges, late_free = late_lists
     units, num_kinds = 0, blocks.shape[1]
     for i in range(len(bases)):
         for node in range(bases[i], bases[i] + sizes[i]):
@@ -113,23 +124,17 @@ def run(
     nodes: Ints,
     kind: int,
     stack: Ints,
-    subgraph: Ints,
-    end: Ints,
-    type_of: Array,
-    first_edge: Ints,
-    num_edges: Ints,
-    consumer: Ints,
-    left: Array,
-    blocks: Array,
-    counts: Ints,
-    late_first: Ints,
-    late_edges: Ints,
-    late_free: Ints,
+    graph: Graph,
+    counters: Counters,
+    late_lists: LateLists,
 ) -> int:
     """Remove units of one type from the units that are left; return how many were left.
 
     nodes: the last node of each unit. Each unit must be in its type's frontier.
     """
+    subgraph, end, type_of, first_edge, num_edges, consumer = graph
+    left, blocks, counts = counters
+    late_first, late_edges, late_free = late_lists
     units = 0
     for node in nodes:
         if not left[node]:
@@ -181,16 +186,14 @@ def _forget_late(unit: int, late_first: Ints, late_edges: Ints, late_free: Ints)
 def withdraw(
     bases: Ints,
     sizes: Ints,
-    subgraph: Ints,
-    type_of: Array,
-    left: Array,
-    blocks: Array,
-    counts: Ints,
-    late_first: Ints,
-    late_edges: Ints,
-    late_free: Ints,
+    graph: Graph,
+    counters: Counters,
+    late_lists: LateLists,
 ) -> int:
     """Remove all units of these extents, and with them their consumers; return how many were left."""
+    subgraph, _, type_of, _, _, _ = graph
+    left, blocks, counts = counters
+    late_first, late_edges, late_free = late_lists
     units = 0
     for i in range(len(bases)):
         for unit in range(bases[i], bases[i] + sizes[i]):

@@ -79,13 +79,15 @@ class PendingRun:
         """Return its nodes, their data and their memories. Its steps cannot be read from now on."""
         self._is_whole = True
         form, first, count = self.form, self.first, self.length - 1
-        columns, last, given = len(self.sequences), first + count, list[HostInput]()
+        columns, last, host_inputs = len(self.sequences), first + count, list[HostInput]()
         copies, node = _block(form.copy, first, count), _block(form.whole, last, 1)
         for port, sequence in enumerate(self.sequences):
             if isinstance(sequence, HostValues):
                 if count:
-                    given.append(host_input(form.copy, port, first, _rows(sequence, slice(0, count))))
-                given.append(host_input(form.whole, columns + port, last, _rows(sequence, slice(count, count + 1))))
+                    host_inputs.append(host_input(form.copy, port, first, _rows(sequence, slice(0, count))))
+                host_inputs.append(
+                    host_input(form.whole, columns + port, last, _rows(sequence, slice(count, count + 1)))
+                )
                 continue
             copies.sources[port], copies.outputs[port] = sequence.nodes[:count], sequence.output
             node.sources[columns + port], node.outputs[columns + port] = sequence.nodes[count], sequence.output
@@ -93,9 +95,9 @@ class PendingRun:
             if isinstance(value, Value):
                 node.sources[port], node.outputs[port] = value.node, value.output
             else:
-                given.append(host_input(form.whole, port, last, zero if value is None else value))
+                host_inputs.append(host_input(form.whole, port, last, zero if value is None else value))
         reads = [MemoryRead(port, last, 1, first, 1, count, port) for port in range(columns)]
-        return [copies, node] if count else [node], given, reads
+        return [copies, node] if count else [node], host_inputs, reads
 
 
 def _block(cell: CellType, first: int, count: int) -> NodeBlock:

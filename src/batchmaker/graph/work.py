@@ -40,18 +40,18 @@ def _count(graph: CellGraph) -> Work:
         low, high = _stretch(block.types, low, high)
     low = min(low, high + 1)
     depth = np.zeros((graph.num_nodes, high + 1 - low), np.int64)
-    found = np.zeros((2, high + 1 - low), np.int64)  # nodes, and the longest path
+    counts = np.zeros((2, high + 1 - low), np.int64)  # nodes, and the longest path
     starts, read = graph.memory_edges()
     for part in graph.parts:
         at = part.first - graph.first
         if isinstance(part, Run):
             _add_run(part, at, graph.first, low, depth, read[starts[at] : starts[at + 1]])
-            found[0, part.type_id - low] += part.length
-            found[1] = np.maximum(found[1], depth[at + part.length - 1])
+            counts[0, part.type_id - low] += part.length
+            counts[1] = np.maximum(counts[1], depth[at + part.length - 1])
         else:
-            _add_block(part.types, int64s(part.sources), at, graph.first, low, depth, found, starts, read)
-    types = found[0].nonzero()[0]
-    return Work(types + low, *found[:, types])
+            _add_block(part.types, int64s(part.sources), at, graph.first, low, depth, counts, starts, read)
+    types = counts[0].nonzero()[0]
+    return Work(types + low, *counts[:, types])
 
 
 @compiled
@@ -83,14 +83,14 @@ def _add_block(
     first: int,
     low: int,
     depth: NDArray[np.int64],
-    found: NDArray[np.int64],
+    counts: NDArray[np.int64],
     starts: NDArray[np.int64],
     read: NDArray[np.int64],
 ) -> None:
     """Write the rows of a block's nodes: nodes of each type on the longest path that ends there, themselves included.
 
     types, sources: see NodeBlock. at: the block's first row. first: the number of the graph's first node; earlier ones
-    do not count. low: the type of the first column. depth: [nodes, types]. found: [2, types] nodes of each type, and
+    do not count. low: the type of the first column. depth: [nodes, types]. counts: [2, types] nodes of each type, and
     the most on any path. Both are updated. starts, read: see CellGraph.memory_edges.
     """
     num_types = depth.shape[1]
@@ -107,6 +107,6 @@ def _add_block(
                 for kind in range(num_types):
                     depth[node, kind] = max(depth[node, kind], depth[source, kind])
         depth[node, types[i] - low] += 1
-        found[0, types[i] - low] += 1
+        counts[0, types[i] - low] += 1
         for kind in range(num_types):
-            found[1, kind] = max(found[1, kind], depth[node, kind])
+            counts[1, kind] = max(counts[1, kind], depth[node, kind])

@@ -48,8 +48,8 @@ def find(name: str) -> type[CellPolicy] | type[GraphPolicy]:
         return POLICIES[name]
     if name not in BASELINES:
         raise unknown_name("policy", name, names())
-    found: type[CellPolicy] | type[GraphPolicy] = importlib.import_module(BASELINES[name]).POLICIES[name]
-    return found
+    policy: type[CellPolicy] | type[GraphPolicy] = importlib.import_module(BASELINES[name]).POLICIES[name]
+    return policy
 
 
 def make(name: str, **options: Any) -> CellPolicy | GraphPolicy:

@@ -148,14 +148,14 @@ class AutoPolicy(CellPolicy):
     def _compile(self) -> None:
         """Call every loop once."""
         none = RequestTable()
-        slots, columns, seconds, known = none.in_flight, none.columns, self._times.replay.seconds, self._tables(none)
+        slots, columns, seconds, tables = none.in_flight, none.columns, self._times.replay.seconds, self._tables(none)
         count_chains(slots, slots, none.left, none.width, self._independent)
-        num_candidates(slots, 0, slots, columns, known, seconds)
-        who_begins(slots, 0, slots, columns, known, seconds, 0.0)
-        are_hopeless(slots, columns, known, seconds, 0.0)
-        all_meet(0, known, seconds)
-        value_models(slots, columns, known, seconds, 0.0)
-        type_order(slots, 0, slots, columns, known, seconds, 0.0)
+        num_candidates(slots, 0, slots, columns, tables, seconds)
+        who_begins(slots, 0, slots, columns, tables, seconds, 0.0)
+        are_hopeless(slots, columns, tables, seconds, 0.0)
+        all_meet(0, tables, seconds)
+        value_models(slots, columns, tables, seconds, 0.0)
+        type_order(slots, 0, slots, columns, tables, seconds, 0.0)
         self._lengths.requests_finished(none, ())
         corrected(1.0, 1.0, 1.0, WEIGHT, LOWEST, HIGHEST)
 
@@ -203,24 +203,24 @@ class AutoPolicy(CellPolicy):
             self.not_asked(view)
             return ready
         self._learn_types(view)
-        table, known, seconds = view.requests, self._tables(view.requests), self._times.replay.seconds
-        in_flight, columns = table.in_flight, table.columns
-        if table.num_models > 1 and table.changes != self._valued_at:
-            self._valued_at = table.changes
-            value_models(in_flight, columns, known, seconds, view.now_s)
-        some_decide = True in table.decide
+        requests, tables, seconds = view.requests, self._tables(view.requests), self._times.replay.seconds
+        in_flight, columns = requests.in_flight, requests.columns
+        if requests.num_models > 1 and requests.changes != self._valued_at:
+            self._valued_at = requests.changes
+            value_models(in_flight, columns, tables, seconds, view.now_s)
+        some_decide = True in requests.decide
         for type_id in ready:
             self._num_ready[type_id] = view.num_ready(type_id)
             self._since[type_id] = view.ready_since(type_id) if some_decide else 0
         types = np.array(ready, np.int64)
-        in_chains = table.run_types.issuperset(ready) and count_chains(
-            types, in_flight, table.left, table.width, self._independent
+        in_chains = requests.run_types.issuperset(ready) and count_chains(
+            types, in_flight, requests.left, requests.width, self._independent
         )
         if not in_chains:
             for type_id in ready:
                 self._independent[type_id] = view.frontiers.independent(type_id)
         order: list[TypeId] = type_order(
-            types, view.num_waiting, in_flight, columns, known, seconds, view.now_s
+            types, view.num_waiting, in_flight, columns, tables, seconds, view.now_s
         ).tolist()
         return order
 
@@ -255,19 +255,19 @@ class AutoPolicy(CellPolicy):
         if self._forecasts_nothing(view):
             begins = view.kinds.repeat or not view.num_in_cohort
             return Admission(view.waiting(_FULL_BATCHES * int(self._max_batch.max())).tolist() if begins else ())
-        table, refused = view.requests, list[int]()
-        is_known = table.changes == self._rejected_at
+        requests, refused = view.requests, list[int]()
+        is_known = requests.changes == self._rejected_at
         if is_known and not self.drops:
             return Admission(())
-        in_flight, columns, known = table.in_flight, table.columns, self._tables(table)
+        in_flight, columns, tables = requests.in_flight, requests.columns, self._tables(requests)
         seconds, num_waiting = self._times.replay.seconds, view.num_waiting
-        looked_at = num_candidates(view.waiting(1), num_waiting, in_flight, columns, known, seconds)
+        looked_at = num_candidates(view.waiting(1), num_waiting, in_flight, columns, tables, seconds)
         line = view.waiting(looked_at)
         if self.drops and len(line):
-            hopeless = are_hopeless(line, columns, known, seconds, view.now_s)
+            hopeless = are_hopeless(line, columns, tables, seconds, view.now_s)
             line, refused = line[~hopeless], line[hopeless].tolist()
         if is_known:
             return Admission((), refused)
-        begin: list[int] = who_begins(line, num_waiting, in_flight, columns, known, seconds, view.now_s).tolist()
-        self._rejected_at = -1 if begin or self.is_learning else table.changes
+        begin: list[int] = who_begins(line, num_waiting, in_flight, columns, tables, seconds, view.now_s).tolist()
+        self._rejected_at = -1 if begin or self.is_learning else requests.changes
         return Admission(begin, refused)

@@ -246,12 +246,15 @@ def in_order(order: int, view: ReadyView) -> Sequence[TypeId]:
         depths = view.depths
         measure = {LOWEST_DEPTH: depths.lowest_ready, MEAN_DEPTH: depths.mean, MEAN_DEPTH_LEFT: depths.mean_left}[order]
     cells = [view.cells[type_id] for type_id in ready]
-    found: list[TypeId] = ranked(
-        order, np.array(ready, np.int64), np.array([view.num_ready(type_id) for type_id in ready], np.int64),
-        np.array([cell.max_batch for cell in cells], np.int64), np.array([measure(t) for t in ready], np.float64),
+    types: list[TypeId] = ranked(
+        order,
+        np.array(ready, np.int64),
+        np.array([view.num_ready(type_id) for type_id in ready], np.int64),
+        np.array([cell.max_batch for cell in cells], np.int64),
+        np.array([measure(t) for t in ready], np.float64),
         np.array([cell.priority for cell in cells], np.int64),
-    ).tolist()  # fmt: skip
-    return found
+    ).tolist()
+    return types
 
 
 class GraphPolicy(ABC):

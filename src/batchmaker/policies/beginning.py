@@ -60,15 +60,15 @@ class AutoTables(NamedTuple):
 
 
 @compiled
-def see_parts(slots: Ints, requests: RequestColumns, known: AutoTables) -> None:
+def see_parts(slots: Ints, requests: RequestColumns, tables: AutoTables) -> None:
     """Learn from these requests which types repeat, and which of them are of one part."""
-    left, done, width, part = requests.left, requests.done, requests.width, known.part
+    left, done, width, part = requests.left, requests.done, requests.width, tables.part
     for slot in slots:
         first = -1
         for type_id in range(len(part)):
             if left[slot, type_id] + done[slot, type_id] <= width[slot, type_id]:
                 continue
-            known.repeats[type_id] = True
+            tables.repeats[type_id] = True
             if left[slot, type_id] == 0 or done[slot, type_id] == 0:
                 continue
             if first < 0:
@@ -81,33 +81,33 @@ def see_parts(slots: Ints, requests: RequestColumns, known: AutoTables) -> None:
 
 
 @compiled
-def all_meet(model: int, known: AutoTables, seconds: Floats) -> bool:
+def all_meet(model: int, tables: AutoTables, seconds: Floats) -> bool:
     """Whether the requests of a model repeat one part of it, and full batches of that gain enough for all to begin."""
     part = -1
-    for type_id in range(len(known.part)):
-        if known.repeats[type_id] and is_of(type_id, model, known):
-            most = known.max_batch[type_id]
+    for type_id in range(len(tables.part)):
+        if tables.repeats[type_id] and is_of(type_id, model, tables):
+            most = tables.max_batch[type_id]
             gains = seconds[type_id, most] <= _HALF * most * seconds[type_id, 1]
-            if not gains or (part >= 0 and known.part[type_id] != part):
+            if not gains or (part >= 0 and tables.part[type_id] != part):
                 return False
-            part = known.part[type_id]
+            part = tables.part[type_id]
     return part >= 0
 
 
 @compiled
-def is_of(type_id: int, model: int, known: AutoTables) -> bool:
+def is_of(type_id: int, model: int, tables: AutoTables) -> bool:
     """Whether a model uses a type. One that is alone may be used by all."""
-    return len(known.part) == 1 or known.type_model[type_id] == model
+    return len(tables.part) == 1 or tables.type_model[type_id] == model
 
 
 @compiled
-def most_in_flight(model: int, known: AutoTables) -> int:
+def most_in_flight(model: int, tables: AutoTables) -> int:
     """Return how many requests of a model are in flight at most where newcomers have to catch up."""
     num_types, smallest, largest = 0, 0, 0
-    for type_id in range(len(known.part)):
-        size = known.max_batch[type_id]
+    for type_id in range(len(tables.part)):
+        size = tables.max_batch[type_id]
         largest = max(largest, size)
-        if is_of(type_id, model, known):
+        if is_of(type_id, model, tables):
             smallest = size if num_types == 0 else min(smallest, size)
             num_types += 1
     return _AHEAD * (smallest * num_types if num_types > 0 else largest)  # others may have used all of its types since
@@ -115,7 +115,7 @@ def most_in_flight(model: int, known: AutoTables) -> int:
 
 @compiled
 def are_hopeless(
-    slots: Ints, requests: RequestColumns, known: AutoTables, seconds: Floats, now_s: float
+    slots: Ints, requests: RequestColumns, tables: AutoTables, seconds: Floats, now_s: float
 ) -> NDArray[np.bool_]:
     """Return which of these requests cannot be in time even alone: [slots].
 
@@ -123,15 +123,15 @@ def are_hopeless(
     those who have waited `DEFERRED_FOR` times what they were given. seconds: [types, max_batch + 1] of a step.
     """
     hopeless = np.zeros(len(slots), np.bool_)
-    if known.hopeless == IGNORE or not known.has_deadlines:
+    if tables.hopeless == IGNORE or not tables.has_deadlines:
         return hopeless
-    steps = run_steps_left(slots, requests.left, requests.done, requests.width, requests.is_open, known.lengths)
+    steps = run_steps_left(slots, requests.left, requests.done, requests.width, requests.is_open, tables.lengths)
     for i in range(len(slots)):
         due_s, alone_s = requests.deadline_s[slots[i]], 0.0
-        for type_id in range(len(known.stops)):
-            alone_s += seconds[type_id, 1] * (min(steps[i, type_id], 1) if known.stops[type_id] else steps[i, type_id])
+        for type_id in range(len(tables.stops)):
+            alone_s += seconds[type_id, 1] * (min(steps[i, type_id], 1) if tables.stops[type_id] else steps[i, type_id])
         hopeless[i] = now_s + alone_s > due_s
-        if known.hopeless == DEFER:
+        if tables.hopeless == DEFER:
             hopeless[i] &= now_s - due_s < DEFERRED_FOR * (due_s - requests.arrived_s[slots[i]])
     return hopeless
 
@@ -153,38 +153,43 @@ def behind_their_equals(line: Ints, hopeless: NDArray[np.bool_], priority: Ints)
 
 @compiled
 def num_candidates(
-    first: Ints, num_waiting: int, in_flight: Ints, requests: RequestColumns, known: AutoTables, seconds: Floats
+    first: Ints, num_waiting: int, in_flight: Ints, requests: RequestColumns, tables: AutoTables, seconds: Floats
 ) -> int:
     """Learn from those in flight and the first in line; return how many of the line have to be looked at."""
-    see_parts(in_flight, requests, known)
-    see_parts(first, requests, known)
-    if len(known.worth) > 1 or known.has_deadlines or all_meet(0, known, seconds):
+    see_parts(in_flight, requests, tables)
+    see_parts(first, requests, tables)
+    if len(tables.worth) > 1 or tables.has_deadlines or all_meet(0, tables, seconds):
         return num_waiting
-    return min(max(most_in_flight(0, known) - len(in_flight), 1), num_waiting)
+    return min(max(most_in_flight(0, tables) - len(in_flight), 1), num_waiting)
 
 
 @compiled
 def who_begins(
-    line: Ints, num_waiting: int, in_flight: Ints, requests: RequestColumns, known: AutoTables, seconds: Floats,
+    line: Ints,
+    num_waiting: int,
+    in_flight: Ints,
+    requests: RequestColumns,
+    tables: AutoTables,
+    seconds: Floats,
     now_s: float,
-) -> Ints:  # fmt: skip
+) -> Ints:
     """Return the slots of those who begin.
 
     line: the first of those who wait, at least `num_candidates`. num_waiting: all of them. seconds: [types, max_batch +
     1] of a step.
     """
-    line = behind_their_equals(line, are_hopeless(line, requests, known, seconds, now_s), requests.priority)
-    if len(known.worth) < 2:
-        return line[: _num_of_model(line, num_waiting, in_flight, 0, requests, known, seconds, now_s)]
+    line = behind_their_equals(line, are_hopeless(line, requests, tables, seconds, now_s), requests.priority)
+    if len(tables.worth) < 2:
+        return line[: _num_of_model(line, num_waiting, in_flight, 0, requests, tables, seconds, now_s)]
     begin, num = np.empty_like(line), 0
-    is_asked = np.zeros(len(known.worth), np.bool_)
+    is_asked = np.zeros(len(tables.worth), np.bool_)
     for i in range(len(line)):
         model = requests.model[line[i]]
         if not is_asked[model]:
             is_asked[model] = True
             theirs = line[requests.model[line] == model]
             present = in_flight[requests.model[in_flight] == model]
-            count = _num_of_model(theirs, len(theirs), present, model, requests, known, seconds, now_s)
+            count = _num_of_model(theirs, len(theirs), present, model, requests, tables, seconds, now_s)
             begin[num : num + count] = theirs[:count]
             num += count
     return begin[:num]
@@ -192,19 +197,25 @@ def who_begins(
 
 @compiled
 def _num_of_model(
-    line: Ints, num_waiting: int, in_flight: Ints, model: int, requests: RequestColumns, known: AutoTables,
-    seconds: Floats, now_s: float,
-) -> int:  # fmt: skip
+    line: Ints,
+    num_waiting: int,
+    in_flight: Ints,
+    model: int,
+    requests: RequestColumns,
+    tables: AutoTables,
+    seconds: Floats,
+    now_s: float,
+) -> int:
     """Return how many of one model's line begin; if nobody of it is in flight, at least the first."""
-    if len(line) == 0 or all_meet(model, known, seconds):
+    if len(line) == 0 or all_meet(model, tables, seconds):
         return len(line)
     first = 1 if len(in_flight) == 0 else 0
     present = len(in_flight) + first
-    candidates = line[: max(first + min(len(line) - first, most_in_flight(model, known) - present), first)]
+    candidates = line[: max(first + min(len(line) - first, most_in_flight(model, tables) - present), first)]
     if len(candidates) == first:
         return first
     slots = np.concatenate((in_flight, candidates))
-    left = run_steps_left(slots, requests.left, requests.done, requests.width, requests.is_open, known.lengths)
+    left = run_steps_left(slots, requests.left, requests.done, requests.width, requests.is_open, tables.lengths)
     num, num_types = left.shape
     rows, due_s, is_alike = np.empty((num, num_types)), np.empty(num), True
     for i in range(num):

@@ -30,13 +30,13 @@ _NO_TABLE: Final = np.zeros((0, 0), np.int64)
 class Predictions(NamedTuple):
     """The types whose lengths are predicted. Arrays have one entry for each of them.
 
-    cell: its column. given: the column of the type whose length is given, or NOBODY. fixed: the length if it is
+    cell: its column. source: the column of the type whose length is given, or NOBODY. fixed: the length if it is
     `fixed`, otherwise 0. edges: [predictions, most edges] of the buckets of given lengths. tables, widths:
     [predictions, buckets, steps] of LengthProfile, and the steps of each.
     """
 
     cell: Ints
-    given: Ints
+    source: Ints
     fixed: Ints
     edges: Ints
     tables: Ints
@@ -52,9 +52,13 @@ NO_PREDICTIONS: Final = Predictions(
 
 @compiled
 def steps_left(
-    slots: Ints, left: Ints, done: Ints, width: NDArray[np.float64], is_open: NDArray[np.bool_],
+    slots: Ints,
+    left: Ints,
+    done: Ints,
+    width: NDArray[np.float64],
+    is_open: NDArray[np.bool_],
     predictions: Predictions,
-) -> Ints:  # fmt: skip
+) -> Ints:
     """Return the remaining steps of each type for these requests: [slots, types]. For the columns see RequestTable."""
     steps = np.empty((len(slots), left.shape[1]), np.int64)
     cells, edges, tables = predictions.cell, predictions.edges, predictions.tables
@@ -65,16 +69,16 @@ def steps_left(
             if width[slot, type_id] != 1.0:
                 steps[i, type_id] = int(np.ceil(left[slot, type_id] / width[slot, type_id] - 1e-9))
         for which in range(len(cells)):
-            cell, source, fixed = cells[which], predictions.given[which], predictions.fixed[which]
+            cell, source, fixed = cells[which], predictions.source[which], predictions.fixed[which]
             so_far = done[slot, cell]
             if left[slot, cell] == 0 and not is_open[slot]:
                 steps[i, cell] = 0
             elif fixed > 0:
                 steps[i, cell] = max(fixed - so_far, 1)
             else:
-                given = left[slot, source] + done[slot, source] if source >= 0 else 0
+                length = left[slot, source] + done[slot, source] if source >= 0 else 0
                 bucket = 0
-                while bucket < edges.shape[1] and edges[which, bucket] < given:
+                while bucket < edges.shape[1] and edges[which, bucket] < length:
                     bucket += 1
                 steps[i, cell] = tables[which, bucket, min(so_far, predictions.widths[which] - 1)]
     return steps
@@ -93,13 +97,13 @@ class StepsLeft:
     column of the type whose length is given, and the profile.
     """
 
-    __slots__ = ("_known", "_predictions", "_tables", "lengths", "predicted", "quantile", "share")
+    __slots__ = ("_predictions", "_profiles", "_tables", "lengths", "predicted", "quantile", "share")
 
     def __init__(self, lengths: Lengths, quantile: float, percent: float) -> None:
         self.lengths = lengths
         self.quantile = quantile
         self.share = percent / 100
-        self._known: list[tuple[str, str | None, LengthProfile]] = []
+        self._profiles: list[tuple[str, str | None, LengthProfile]] = []
         self.predicted: list[tuple[int, int | None, LengthProfile]] = []
         self._predictions: Predictions | None = None
         self._tables: list[NDArray[np.int64]] = []  # of these
@@ -108,17 +112,16 @@ class StepsLeft:
         """Predict lengths from this profile. Lengths learnt while serving stay in this object."""
         if self.lengths == "true":
             return
-        self._known = [
-            (known.cell, known.given, LengthProfile(known.profile.edges, known.profile.counts))
-            for known in profile.lengths
+        self._profiles = [
+            (one.cell, one.given, LengthProfile(one.profile.edges, one.profile.counts)) for one in profile.lengths
         ]
 
     def learn_types(self, cells: Sequence[CellType]) -> None:
         """Find the columns of the types that are named in profiles."""
         column = {cell.name: i for i, cell in enumerate(cells)}
         self.predicted = [
-            (column[cell], None if given is None else column.get(given), profile)
-            for cell, given, profile in self._known
+            (column[cell], None if source is None else column.get(source), profile)
+            for cell, source, profile in self._profiles
             if cell in column
         ]
         self._predictions = None
@@ -135,9 +138,9 @@ class StepsLeft:
         shape = (max((t.shape[axis] for t in tables), default=0) for axis in (0, 1))
         edges = max((len(profile.edges) for _, _, profile in self.predicted), default=0)
         self._tables, num = tables, len(tables)
-        self._predictions = found = Predictions(
+        self._predictions = result = Predictions(
             cell=np.array([cell for cell, _, _ in self.predicted], np.int64),
-            given=np.array([NOBODY if given is None else given for _, given, _ in self.predicted], np.int64),
+            source=np.array([NOBODY if source is None else source for _, source, _ in self.predicted], np.int64),
             fixed=np.array(
                 [p.fixed(self.share) if self.lengths == "fixed" else 0 for _, _, p in self.predicted], np.int64
             ),
@@ -146,9 +149,9 @@ class StepsLeft:
             widths=np.array([table.shape[1] for table in tables], np.int64),
         )
         for which, ((_, _, profile), table) in enumerate(zip(self.predicted, tables, strict=True)):
-            found.edges[which, : len(profile.edges)] = profile.edges
-            found.tables[which, : table.shape[0], : table.shape[1]] = table
-        return found
+            result.edges[which, : len(profile.edges)] = profile.edges
+            result.tables[which, : table.shape[0], : table.shape[1]] = table
+        return result
 
     def whole(self, table: RequestTable, slots: Ints) -> Ints:
         """Return all steps of each type for these requests, done ones included: [slots, types]."""
@@ -158,14 +161,14 @@ class StepsLeft:
         """Learn the lengths of these requests' runs."""
         if self.lengths != "conditional":
             return
-        for cell, given, profile in self.predicted:
+        for cell, source, profile in self.predicted:
             for slot in slots:
                 done = int(table.done[slot, cell])
                 if done:
-                    profile.observe(int(self._given(table, np.array([slot]), given)[0]), done)
+                    profile.observe(int(self._whole_lengths(table, np.array([slot]), source)[0]), done)
 
     @staticmethod
-    def _given(table: RequestTable, slots: Ints, column: int | None) -> Ints:
+    def _whole_lengths(table: RequestTable, slots: Ints, column: int | None) -> Ints:
         if column is None:
             return np.zeros(len(slots), np.int64)
         whole: Ints = table.left[slots, column] + table.done[slots, column]
@@ -201,7 +204,7 @@ class ExpectedStepTimes:
         "_by_size",
         "_correction",
         "_is_known",
-        "_known",
+        "_latency",
         "_measured",
         "_replay",
         "_since",
@@ -212,7 +215,7 @@ class ExpectedStepTimes:
     def __init__(self, *, correct: bool, by_size: bool = False) -> None:
         self._by_size: dict[int, dict[int, float]] | None = {} if by_size else None
         self._correction = OnlineCorrection(0) if correct else None
-        self._known: LatencyTable | None = None
+        self._latency: LatencyTable | None = None
         self._measured: list[float] = []  # by type: recent seconds of a step, 0 before the first
         self._is_known: list[bool] = []  # by type: whether it has a profile
         self.base: NDArray[np.float64] = np.zeros((0, 2))
@@ -222,7 +225,7 @@ class ExpectedStepTimes:
 
     def use(self, profile: CostProfile) -> None:
         """Take step times from this profile."""
-        self._known = profile.latency
+        self._latency = profile.latency
 
     @property
     def corrects(self) -> bool:
@@ -254,10 +257,10 @@ class ExpectedStepTimes:
             self._correction.factors[: len(factors)] = factors
         max_batch = max(cell.max_batch for cell in cells)
         self.base = np.zeros((len(names), max_batch + 1))
-        known = {cell.name for cell in self._known.cells} if self._known is not None else set()
-        rows = [i for i, name in enumerate(names) if name in known]
-        if rows and self._known is not None:
-            self.base[rows] = self._known.dense([names[i] for i in rows], max_batch)
+        table_names = {cell.name for cell in self._latency.cells} if self._latency is not None else set()
+        rows = [i for i, name in enumerate(names) if name in table_names]
+        if rows and self._latency is not None:
+            self.base[rows] = self._latency.dense([names[i] for i in rows], max_batch)
         self._is_known = [bool(row.any()) for row in self.base]
         self.rebuild()
 
@@ -301,9 +304,9 @@ def _hopeful(seen: dict[int, float], num_doublings: int) -> list[float]:
     tried, and known then.
     """
     largest = max(seen)
-    found = [seen[largest]] * num_doublings
+    seconds = [seen[largest]] * num_doublings
     for size in range(largest - 1, 0, -1):
-        found[size - 1] = seen.get(size, found[size] / 2)
+        seconds[size - 1] = seen.get(size, seconds[size] / 2)
     for size in range(1, num_doublings):
-        found[size] = max(found[size], found[size - 1])
-    return found
+        seconds[size] = max(seconds[size], seconds[size - 1])
+    return seconds

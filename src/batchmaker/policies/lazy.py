@@ -92,15 +92,15 @@ class LazyPolicy(CellPolicy):
         stack: Literal["slack", "recent"] = "slack",
         max_steps: int = 1,
     ) -> None:
-        for option, value, known in (
+        for option, value, choices in (
             ("slack", slack, ("replay", "oldest", "literal", "none")),
             ("estimate", estimate, ("sum", "table")),
             ("lengths", lengths, ("conditional", "fixed", "true")),
             ("hopeless", hopeless, ("ignore", "veto", "drop")),
             ("stack", stack, ("slack", "recent")),
         ):
-            if value not in known:
-                raise OptionError(f"policy 'lazy': {option} must be one of {', '.join(known)}, got {value!r}")
+            if value not in choices:
+                raise OptionError(f"policy 'lazy': {option} must be one of {', '.join(choices)}, got {value!r}")
         if not 0 < quantile < 1 or not 0 < percent <= 100:
             raise OptionError(
                 f"policy 'lazy': got quantile {quantile} and percent {percent}; they are 0 to 1 and 0 to 100"
@@ -205,10 +205,19 @@ class LazyPolicy(CellPolicy):
 
 @compiled
 def num_joining_of(
-    slots: Ints, num_in_flight: int, left: Ints, done: Ints, width: Floats, is_open: NDArray[np.bool_],
-    deadline_s: Floats, began_s: Floats, predictions: Predictions, seconds: Floats, now_s: float,
+    slots: Ints,
+    num_in_flight: int,
+    left: Ints,
+    done: Ints,
+    width: Floats,
+    is_open: NDArray[np.bool_],
+    deadline_s: Floats,
+    began_s: Floats,
+    predictions: Predictions,
+    seconds: Floats,
+    now_s: float,
     rules: JoiningRules,
-) -> int:  # fmt: skip
+) -> int:
     """Return how many of those in line join (see `num_joining`), from the columns of the request table.
 
     slots: of those in flight, then of the candidates. seconds: [types, max_batch + 1] of a step.
@@ -231,14 +240,24 @@ def num_joining_of(
 
 @compiled
 def urgencies(
-    slots: Ints, left: Ints, done: Ints, width: Floats, is_open: NDArray[np.bool_], deadline_s: Floats,
-    began_s: Floats, model: Ints, num_models: int, predictions: Predictions, seconds: Floats, recent: bool,
-) -> Floats:  # fmt: skip
+    slots: Ints,
+    left: Ints,
+    done: Ints,
+    width: Floats,
+    is_open: NDArray[np.bool_],
+    deadline_s: Floats,
+    began_s: Floats,
+    model: Ints,
+    num_models: int,
+    predictions: Predictions,
+    seconds: Floats,
+    recent: bool,
+) -> Floats:
     """Return a number for each model, of its requests in flight: [models]. The smallest goes first.
 
     For the columns see RequestTable. seconds: [types, max_batch + 1] of a step. recent: see LazyPolicy (`stack`).
     """
-    found = np.full(num_models, np.inf)
+    keys = np.full(num_models, np.inf)
     steps = steps_left(slots[: 0 if recent else len(slots)], left, done, width, is_open, predictions)
     for i in range(len(slots)):
         slot = slots[i]
@@ -248,8 +267,8 @@ def urgencies(
             for type_id in range(steps.shape[1]):
                 alone_s += steps[i, type_id] * seconds[type_id, 1]
             key = deadline_s[slot] - alone_s
-        found[model[slot]] = min(found[model[slot]], key)
-    return found
+        keys[model[slot]] = min(keys[model[slot]], key)
+    return keys
 
 
 @compiled

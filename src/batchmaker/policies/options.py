@@ -37,15 +37,15 @@ def read_options(policy: str, constructor: type, text: str) -> dict[str, Any]:
 
 def check_option(policy: str, constructor: type, option: str) -> None:
     """Raise OptionError with the nearest name unless the constructor has the option."""
-    known = inspect.signature(constructor).parameters
-    if option not in known:
-        raise unknown_name(f"option of policy {policy!r}", option, known)
+    parameters = inspect.signature(constructor).parameters
+    if option not in parameters:
+        raise unknown_name(f"option of policy {policy!r}", option, parameters)
 
 
-def check_complete(policy: str, constructor: type, given: Collection[str]) -> None:
+def check_complete(policy: str, constructor: type, names: Collection[str]) -> None:
     """Raise OptionError unless every option without a default is given."""
     for name, parameter in inspect.signature(constructor).parameters.items():
-        if parameter.default is parameter.empty and name not in given:
+        if parameter.default is parameter.empty and name not in names:
             raise OptionError(f"policy {policy!r} needs the option {name}: {policy}:{name}=...")
 
 

@@ -28,13 +28,13 @@ class ExpectedLengths(NamedTuple):
     """What is expected, for compiled loops.
 
     row: [types] the rows in the next four, -1 where the graph tells. is_predicted: [rows] whether a profile told the
-    lengths. given: [rows] the type whose length is known at the start, or -1. edges: [rows, buckets - 1] of it.
+    lengths. source: [rows] the type whose length is known at the start, or -1. edges: [rows, buckets - 1] of it.
     expected: [rows, buckets, most steps done + 1].
     """
 
     row: Ints
     is_predicted: NDArray[np.bool_]
-    given: Ints
+    source: Ints
     edges: Ints
     expected: Ints
 
@@ -42,12 +42,12 @@ class ExpectedLengths(NamedTuple):
 class EndedRuns(NamedTuple):
     """Runs that have ended and were not learnt from.
 
-    types, given: [rows], see ExpectedLengths. ended: [rows, 2, room] given lengths and steps, written up to num_ended
+    types, source: [rows], see ExpectedLengths. ended: [rows, 2, room] given lengths and steps, written up to num_ended
     [rows]. until_stale: [rows] so many runs change what is expected.
     """
 
     types: Ints
-    given: Ints
+    source: Ints
     ended: Ints
     num_ended: Ints
     until_stale: Ints
@@ -63,7 +63,7 @@ def run_steps_left(
     lengths: ExpectedLengths,
 ) -> Ints:
     """Return the remaining steps of each type: [slots, types]. left, done, width, is_open: see RequestTable."""
-    row, is_predicted, given, edges, expected = lengths
+    row, is_predicted, sources, edges, expected = lengths
     num_types = left.shape[1]
     steps = np.empty((len(slots), num_types), np.int64)
     for i in range(len(slots)):
@@ -78,7 +78,7 @@ def run_steps_left(
                 continue
             steps[i, type_id] = 0
             if left[slot, type_id] > 0 or (is_predicted[at] and is_open[slot]):
-                bucket, source = 0, given[at]
+                bucket, source = 0, sources[at]
                 if source >= 0:
                     while bucket < edges.shape[1] and edges[at, bucket] < left[slot, source] + done[slot, source]:
                         bucket += 1
@@ -92,13 +92,13 @@ def run_steps_left(
 @compiled
 def note_ended(slots: Ints, left: Ints, done: Ints, width: NDArray[np.float64], runs: EndedRuns) -> bool:
     """Note the steps of these requests' runs; return whether it is time to learn from what was noted."""
-    types, given, ended, num_ended, until_stale = runs
+    types, sources, ended, num_ended, until_stale = runs
     is_stale = False
     for row in range(len(types)):
         for i in range(len(slots)):
             steps = int(np.ceil(done[slots[i], types[row]] / width[slots[i], types[row]] - 1e-9))
             if steps > 0:
-                source, at = given[row], num_ended[row]
+                source, at = sources[row], num_ended[row]
                 ended[row, 0, at] = left[slots[i], source] + done[slots[i], source] if source >= 0 else 0
                 ended[row, 1, at] = steps
                 num_ended[row] += 1
@@ -108,10 +108,10 @@ def note_ended(slots: Ints, left: Ints, done: Ints, width: NDArray[np.float64], 
 
 @dataclass(frozen=True, slots=True)
 class _Predicted:
-    """A type whose lengths are predicted. given: the type whose length is known at the start, -1 without one."""
+    """A type whose lengths are predicted. source: the type whose length is known at the start, -1 without one."""
 
     profile: LengthProfile
-    given: int
+    source: int
     is_predicted: bool
 
 
@@ -131,13 +131,13 @@ class RunLengths:
         "_edges",
         "_ended",
         "_expected",
-        "_given",
         "_is_predicted",
-        "_known",
         "_num_ended",
         "_num_types",
         "_predicted",
+        "_profiles",
         "_row",
+        "_source",
         "_types",
         "_until_stale",
         "learnt",
@@ -145,7 +145,7 @@ class RunLengths:
     )
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[str | None, LengthProfile]] = {}  # by the cell's name
+        self._profiles: dict[str, tuple[str | None, LengthProfile]] = {}  # by the cell's name
         self._predicted: dict[int, _Predicted] = {}  # by type
         self._ended: Ints = np.zeros((0, 2, 0), np.int64)
         self._num_ended = self._until_stale = np.zeros(0, np.int64)
@@ -153,9 +153,8 @@ class RunLengths:
 
     def use(self, profile: CostProfile) -> None:
         """Take lengths from this profile. Lengths learnt while serving stay in this object."""
-        self._known = {
-            known.cell: (known.given, LengthProfile(known.profile.edges, known.profile.counts))
-            for known in profile.lengths
+        self._profiles = {
+            one.cell: (one.given, LengthProfile(one.profile.edges, one.profile.counts)) for one in profile.lengths
         }
 
     def learn_types(self, cells: Sequence[CellType]) -> None:
@@ -164,9 +163,9 @@ class RunLengths:
         self._num_types = len(cells)
         column = {cell.name: type_id for type_id, cell in enumerate(cells)}
         self._predicted = {type_id: one for type_id, one in self._predicted.items() if not one.is_predicted}
-        for name, (given, profile) in self._known.items():
+        for name, (source_name, profile) in self._profiles.items():
             if name in column:
-                source = -1 if given is None else column.get(given, -1)
+                source = -1 if source_name is None else column.get(source_name, -1)
                 self._predicted[column[name]] = _Predicted(profile, source, is_predicted=True)
         self._tabulate()
 
@@ -176,11 +175,11 @@ class RunLengths:
 
     @property
     def expected(self) -> ExpectedLengths:
-        return ExpectedLengths(self._row, self._is_predicted, self._given, self._edges, self._expected)
+        return ExpectedLengths(self._row, self._is_predicted, self._source, self._edges, self._expected)
 
     @property
     def ended(self) -> EndedRuns:
-        return EndedRuns(self._types, self._given, self._ended, self._num_ended, self._until_stale)
+        return EndedRuns(self._types, self._source, self._ended, self._num_ended, self._until_stale)
 
     def requests_finished(self, table: RequestTable, slots: Sequence[int]) -> None:
         """Learn the lengths of these requests' runs, of many at once."""
@@ -208,7 +207,7 @@ class RunLengths:
         """Write down what is expected, by type, bucket of the given length and steps done."""
         predicted = list(self._predicted.values())
         self._types = np.array(list(self._predicted), np.int64)
-        self._given = np.array([one.given for one in predicted], np.int64)
+        self._source = np.array([one.source for one in predicted], np.int64)
         self._is_predicted = np.array([one.is_predicted for one in predicted], np.bool_)
         self.predicted_types = {type_id for type_id, one in self._predicted.items() if one.is_predicted}
         self.learnt = {t for t, one in self._predicted.items() if not one.is_predicted and one.profile.num_samples}

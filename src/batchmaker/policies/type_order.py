@@ -18,14 +18,14 @@ from batchmaker.policies.run_lengths import run_steps_left
 
 
 @compiled
-def _by_frontiers(ready: Ints, known: AutoTables) -> Ints:
+def _by_frontiers(ready: Ints, tables: AutoTables) -> Ints:
     """Return the ready types in the order of models and frontiers.
 
     That is by the worth of the model, full batches, the ready share of the frontier (of full ones the smallest), who
     has waited longest where that is known, ready nodes, and the type's id.
     """
-    num_ready, independent, since = known.num_ready, known.independent, known.since
-    max_batch, type_model, worth = known.max_batch, known.type_model, known.worth
+    num_ready, independent, since = tables.num_ready, tables.independent, tables.since
+    max_batch, type_model, worth = tables.max_batch, tables.type_model, tables.worth
     order = ready.copy()
     for i in range(1, len(order)):
         k = i
@@ -112,40 +112,46 @@ def most_answered_rps(left: Ints, width: Floats, seconds: Floats) -> float:
 
 
 @compiled
-def value_models(in_flight: Ints, requests: RequestColumns, known: AutoTables, seconds: Floats, now_s: float) -> None:
+def value_models(in_flight: Ints, requests: RequestColumns, tables: AutoTables, seconds: Floats, now_s: float) -> None:
     """Write what each model is worth: most requests answered per second if it alone went on (Smith's rule).
 
     Who cannot be in time counts only where no request of the model can; such a model is worth less than all others.
     """
-    hopeless, models = are_hopeless(in_flight, requests, known, seconds, now_s), requests.model[in_flight]
-    for model in range(len(known.worth)):
+    hopeless, models = are_hopeless(in_flight, requests, tables, seconds, now_s), requests.model[in_flight]
+    for model in range(len(tables.worth)):
         mine = models == model
         timely = mine & ~hopeless
         counted = in_flight[timely if timely.any() else mine]
-        left = run_steps_left(counted, requests.left, requests.done, requests.width, requests.is_open, known.lengths)
+        left = run_steps_left(counted, requests.left, requests.done, requests.width, requests.is_open, tables.lengths)
         rps = most_answered_rps(left, requests.width[counted], seconds)
-        known.worth[model] = rps if timely.any() or rps == 0.0 else -1.0 / rps
+        tables.worth[model] = rps if timely.any() or rps == 0.0 else -1.0 / rps
 
 
 @compiled
 def type_order(
-    ready: Ints, num_waiting: int, in_flight: Ints, requests: RequestColumns, known: AutoTables, seconds: Floats,
+    ready: Ints,
+    num_waiting: int,
+    in_flight: Ints,
+    requests: RequestColumns,
+    tables: AutoTables,
+    seconds: Floats,
     now_s: float,
-) -> Ints:  # fmt: skip
+) -> Ints:
     """Return the ready types in the order in which they go.
 
-    - ready: type ids. Of `known`, num_ready, independent and since are read for these only. num_waiting: not in flight.
-    - known.since: [types] a number that is lower the longer a node has been ready; 0 where no request decides by
+    - ready: type ids. Of `tables`, num_ready, independent and since are read for these only. num_waiting: not in
+      flight.
+    - tables.since: [types] a number that is lower the longer a node has been ready; 0 where no request decides by
       values. Where some do, all that is known of them is ready, and a frontier tells nothing. Those at the same place
       stay together if nobody overtakes.
     - seconds: [types, max_batch + 1] of a step. now_s: engine seconds.
-    - known.finishing: [types] requests that one call of it would finish, 0 where nobody waited for another type;
+    - tables.finishing: [types] requests that one call of it would finish, 0 where nobody waited for another type;
       debt_s: [types]; ranked_s: [1] when this was asked. All are those of the last time, and written.
     """
-    order = _by_frontiers(ready, known)
-    finishing, debt_s, longest_s = known.finishing, known.debt_s, 0.0
-    passed_s = now_s - known.ranked_s[0]
-    known.ranked_s[0] = now_s
+    order = _by_frontiers(ready, tables)
+    finishing, debt_s, longest_s = tables.finishing, tables.debt_s, 0.0
+    passed_s = now_s - tables.ranked_s[0]
+    tables.ranked_s[0] = now_s
     for type_id in range(len(debt_s)):
         debt_s[type_id] = debt_s[type_id] + finishing[type_id] * passed_s if finishing[type_id] > 0 else 0.0
         longest_s = max(longest_s, seconds[type_id, 1])
@@ -154,9 +160,9 @@ def type_order(
     first, most = -1, 0.0
     for i in range(len(order)):
         type_id = order[i]
-        if known.type_model[type_id] != known.type_model[order[0]] or finishing[type_id] == 0:
+        if tables.type_model[type_id] != tables.type_model[order[0]] or finishing[type_id] == 0:
             continue
-        call_s = seconds[type_id, min(known.num_ready[type_id], known.max_batch[type_id])]
+        call_s = seconds[type_id, min(tables.num_ready[type_id], tables.max_batch[type_id])]
         costs_s = (len(in_flight) + num_waiting - finishing[type_id]) * call_s
         gain = (finishing[type_id] + hurried[type_id]) / max(costs_s, 1e-9)
         if (hurried[type_id] > 0 or debt_s[type_id] >= costs_s) and gain > most:

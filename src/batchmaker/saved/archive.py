@@ -40,8 +40,8 @@ def dump_graph(program: ExportedProgram, where: str) -> bytes:
     from torch._export.serde import serialize  # this import is large, so it is made only for saving
 
     try:
-        known = inspect.signature(serialize.serialize).parameters
-        left_out: dict[str, Any] = {part: False for part in _LEFT_OUT if part in known}
+        parameters = inspect.signature(serialize.serialize).parameters
+        left_out: dict[str, Any] = {part: False for part in _LEFT_OUT if part in parameters}
         artifact = serialize.serialize(program, **left_out)
         graph = json.loads(artifact.exported_program)
         _strip(graph)

@@ -183,15 +183,15 @@ def _state_from_json(state: Any, where: str, cells: dict[str, Cell], model_class
         try:
             if tag == "$cell":
                 return cells[content]
-            name, own, kept = str(content["class"]), dict(content["cells"]), content["state"]
+            name, own, inner = str(content["class"]), dict(content["cells"]), content["state"]
             if name.partition(".")[0] not in ("batchmaker", model_class.__module__.partition(".")[0]):
                 raise SavedModelError(
                     f"{where}: {name} is neither of batchmaker nor of the package of the model's class"
                 )
-            found = {attribute: plain.from_json(cell, where, other) for attribute, cell in own.items()}
+            attributes = {attribute: plain.from_json(cell, where, other) for attribute, cell in own.items()}
         except (KeyError, TypeError, ValueError) as error:
             raise SavedModelError(f"{where}: malformed {tag} ({error}). Save the model again.") from None
-        return _restored(_import_class(name, where), found, plain.from_json(kept, where, other), where)
+        return _restored(_import_class(name, where), attributes, plain.from_json(inner, where, other), where)
 
     return plain.from_json(state, where, other)
 
@@ -226,14 +226,14 @@ def _import_class(path: str, where: str) -> type[Model]:
         raise SavedModelError(f"{where}: {path!r} does not name a class as 'package.module:Class'")
     module, _, name = path.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except Exception as error:  # the module's own code
         raise SavedModelError(
             f"{where}: cannot import {path} ({type(error).__name__}: {error}). Install the package that defines it, "
             "put its folder on PYTHONPATH, or give model_class=."
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Model)):
+    if not (isinstance(target, type) and issubclass(target, Model)):
         raise SavedModelError(f"{where}: {path} is not a batchmaker.Model. Give model_class=, or save the model again.")
-    return found
+    return target

@@ -70,9 +70,9 @@ def check_graph(program: Any) -> None:
     if len(graph_module["graph"]["nodes"]) > MAX_NODES:
         raise RefusedGraphError(f"{len(graph_module['graph']['nodes'])} nodes; at most {MAX_NODES} are taken")
     for name, value in graph_module["graph"]["tensor_values"].items():
-        known = [size["as_int"] for size in value["sizes"] if "as_int" in size]
-        if len(value["sizes"]) > _MAX_DIMENSIONS or min(known, default=0) < 0 or math.prod(known) > MAX_ELEMENTS:
-            raise RefusedGraphError(f"a value {name} whose sizes are {str(known)[:80]}")
+        sizes = [size["as_int"] for size in value["sizes"] if "as_int" in size]
+        if len(value["sizes"]) > _MAX_DIMENSIONS or min(sizes, default=0) < 0 or math.prod(sizes) > MAX_ELEMENTS:
+            raise RefusedGraphError(f"a value {name} whose sizes are {str(sizes)[:80]}")
     for side in ("input_specs", "output_specs"):
         for spec in graph_module["signature"][side]:
             if not spec.keys() <= _SIGNATURE:

@@ -91,11 +91,11 @@ class _GraphReader:
         self.weights: dict[fx.Node, Tensor] = {}
 
     def read(self) -> None:
-        for given, spec in zip(self._raw["inputs"], self._signature["input_specs"], strict=True):
+        for raw, spec in zip(self._raw["inputs"], self._signature["input_specs"], strict=True):
             ((kind, said),) = spec.items()
-            if given.keys() != {"as_tensor"} or said["arg"] != (given if kind == "user_input" else given["as_tensor"]):
-                raise UnknownGraphError(f"an input {given}")
-            self._placeholder(given["as_tensor"]["name"], kind, said)
+            if raw.keys() != {"as_tensor"} or said["arg"] != (raw if kind == "user_input" else raw["as_tensor"]):
+                raise UnknownGraphError(f"an input {raw}")
+            self._placeholder(raw["as_tensor"]["name"], kind, said)
         for node in self._raw["nodes"]:
             self._node(node)
         outputs = [self._nodes[output["as_tensor"]["name"]] for output in self._raw["outputs"]]
@@ -125,11 +125,11 @@ class _GraphReader:
 
     def _node(self, raw: Any) -> None:
         target = _target(raw["target"])
-        given = {one["name"]: (self._argument(one["arg"]), one["kind"]) for one in raw["inputs"]}
-        if len(given) != len(raw["inputs"]) and isinstance(target, torch._ops.OpOverload):
+        inputs = {one["name"]: (self._argument(one["arg"]), one["kind"]) for one in raw["inputs"]}
+        if len(inputs) != len(raw["inputs"]) and isinstance(target, torch._ops.OpOverload):
             raise UnknownGraphError(f"arguments of {raw['target']}")
         if isinstance(target, torch._ops.OpOverload):
-            arguments, named = _by_schema(target, given)
+            arguments, named = _by_schema(target, inputs)
         else:
             arguments, named = tuple([self._argument(one["arg"]) for one in raw["inputs"]]), {}
         outputs = raw["outputs"]
@@ -168,10 +168,10 @@ class _GraphReader:
     def _size(self, raw: Any) -> int | TracedSize:
         if "as_int" in raw:
             return int(raw["as_int"])
-        found = _SIZE.fullmatch(raw["as_expr"]["expr_str"])
-        if found is None:
+        match = _SIZE.fullmatch(raw["as_expr"]["expr_str"])
+        if match is None:
             raise UnknownGraphError(f"the size {raw['as_expr']['expr_str']}")
-        symbol, times, its = found.groups()
+        symbol, times, its = match.groups()
         size = TracedSize(symbol or f"{int(times)}*{its}")
         if self._batch is not None and (symbol or its) != self._batch.text:
             raise UnknownGraphError(f"a second symbol {symbol or its}")
@@ -216,29 +216,29 @@ def _target(text: str) -> Any:
     if text in SCALAR:
         return SCALAR[text]
     name, overload = text.removeprefix("torch.ops.aten.").split(".")
-    found = getattr(getattr(torch.ops.aten, name), overload)
-    if not isinstance(found, torch._ops.OpOverload) or found._schema.is_mutable:
+    call = getattr(getattr(torch.ops.aten, name), overload)
+    if not isinstance(call, torch._ops.OpOverload) or call._schema.is_mutable:
         raise UnknownGraphError(f"a call of {text}")
-    return found
+    return call
 
 
-def _by_schema(target: torch._ops.OpOverload, given: dict[str, tuple[Any, int | None]]) -> tuple[Any, dict[str, Any]]:
+def _by_schema(target: torch._ops.OpOverload, inputs: dict[str, tuple[Any, int | None]]) -> tuple[Any, dict[str, Any]]:
     """Return positional and named arguments, as torch's reader puts them."""
     arguments: list[Any] = []
     named: dict[str, Any] = {}
-    left = dict(given)
-    for known in target._schema.arguments:
-        if known.name not in left:
-            if not known.has_default_value() and not known.kwarg_only:
-                raise UnknownGraphError(f"no {known.name} for {target}")
+    left = dict(inputs)
+    for parameter in target._schema.arguments:
+        if parameter.name not in left:
+            if not parameter.has_default_value() and not parameter.kwarg_only:
+                raise UnknownGraphError(f"no {parameter.name} for {target}")
             continue
-        value, kind = left.pop(known.name)
+        value, kind = left.pop(parameter.name)
         if kind == _POSITIONAL:
             arguments.append(value)
-        elif kind == _KEYWORD and not keyword.iskeyword(known.name):
-            named[known.name] = value
+        elif kind == _KEYWORD and not keyword.iskeyword(parameter.name):
+            named[parameter.name] = value
         else:
-            raise UnknownGraphError(f"an argument {known.name} that is neither positional nor named")
+            raise UnknownGraphError(f"an argument {parameter.name} that is neither positional nor named")
     if left:
         raise UnknownGraphError(f"arguments that {target} does not have")
     return tuple(arguments), named

@@ -292,12 +292,12 @@ def write_file(directory: Path, name: str, content: bytes) -> SavedFile:
 def _size(path: Path, advice: str) -> int:
     """Return a file's size before reading it. Pipes and devices, which may never end, are refused."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise _unreadable(path, error, advice) from None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise SavedModelError(f"{path}: is no regular file, and only such are read: {advice}")
-    return found.st_size
+    return status.st_size
 
 
 def _read(path: Path, advice: str) -> bytes:

@@ -27,5 +27,5 @@ def loader_of(model_type: str) -> Loader | None:
     if home is None:
         return None
     module, _, name = home.partition(":")
-    found: Loader = attrgetter(name)(importlib.import_module(module))
-    return found
+    loader: Loader = attrgetter(name)(importlib.import_module(module))
+    return loader

@@ -79,8 +79,8 @@ class RepositoryRoot:
 
     def scan(self) -> Mapping[str, Versions]:
         folders = sorted(path for path in self.path.iterdir() if path.is_dir() and is_name(path.name))
-        found = {folder.name: _versions(folder) for folder in folders}
-        return {name: versions for name, versions in found.items() if versions}
+        models = {folder.name: _versions(folder) for folder in folders}
+        return {name: versions for name, versions in models.items() if versions}
 
 
 @final
@@ -125,8 +125,8 @@ def _saved(folder: Path, files: tuple[Path, ...]) -> Version:
 
 def _stamp(file: Path) -> tuple[Hashable, ...]:
     """Return a stamp that changes when the file is replaced or written."""
-    found = file.stat()
-    return str(file), found.st_mtime_ns, found.st_size, found.st_ino
+    status = file.stat()
+    return str(file), status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def parse_source(text: str, options: Mapping[str, Any] | None = None, name: str | None = None) -> Source:
@@ -142,10 +142,10 @@ def parse_source(text: str, options: Mapping[str, Any] | None = None, name: str 
     zoo = _zoo()
     if network in zoo.MODELS:
         settings = {**_options(text, listed), **(options or {})}
-        known = zoo.option_names(network)
+        names = zoo.option_names(network)
         for option in settings:
-            if option not in known:
-                raise unknown_name(f"option of model {network!r}", option, known)
+            if option not in names:
+                raise unknown_name(f"option of model {network!r}", option, names)
         return BuiltIn(_checked(name or network), network, settings)
     if network.endswith(".py"):
         if not Path(network).is_file():
@@ -167,12 +167,12 @@ def parse_source(text: str, options: Mapping[str, Any] | None = None, name: str 
 
 def one_model(source: Source) -> Model:
     """Return the model of a source, of several versions the newest. OptionError if it has several models or none."""
-    found = source.scan()
-    if len(found) != 1:
-        raise OptionError(f"expected one model, got {', '.join(found) or 'none'}. Name the directory of one of them.")
-    (versions,) = found.values()
+    models = source.scan()
+    if len(models) != 1:
+        raise OptionError(f"expected one model, got {', '.join(models) or 'none'}. Name the directory of one of them.")
+    (versions,) = models.values()
     if not versions:
-        raise OptionError(f"{', '.join(found)}: no saved model is there. Write one with batchmaker.save.")
+        raise OptionError(f"{', '.join(models)}: no saved model is there. Write one with batchmaker.save.")
     return versions[max(versions, key=int)].make()
 
 

@@ -65,9 +65,11 @@ def config_of(model: Model, class_path: str, config: Mapping[str, Any] | None) -
             f"{name}: its options are not known: expected a dict in model.config or save(..., config={{...}}), with "
             f"what {name}(...) is called with to make it again; got {type(config).__name__}"
         )
-    taken = {"architectures", "model_type", OWN} & set(config)
-    if taken:
-        raise SavedModelError(f"{name}: config.json has keys {', '.join(sorted(taken))} of its own; rename the option")
+    clashes = {"architectures", "model_type", OWN} & set(config)
+    if clashes:
+        raise SavedModelError(
+            f"{name}: config.json has keys {', '.join(sorted(clashes))} of its own; rename the option"
+        )
     own: dict[str, Any] = {"class": class_path}
     if model.deadline_ms is not None:
         own["deadline_ms"] = model.deadline_ms
@@ -94,10 +96,10 @@ def write_weights(model: Model, folder: Path, config: dict[str, Any]) -> None:
 def weights_of(model: Model) -> dict[str, Tensor]:
     """Return what `saved_weights` gives. SavedModelError if it lacks a weight of a cell, which would not be loaded."""
     weights = model.saved_weights()
-    known = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
+    addresses = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
     for path, cell in model.cells.items():
         for name, tensor in cell.module.state_dict(keep_vars=True).items():
-            if tensor.numel() and tensor.untyped_storage().data_ptr() not in known:
+            if tensor.numel() and tensor.untyped_storage().data_ptr() not in addresses:
                 raise SavedModelError(
                     f"{type(model).__name__}: saved_weights() has not the weight {name!r} of cell {path!r}"
                 )
@@ -106,11 +108,11 @@ def weights_of(model: Model) -> dict[str, Tensor]:
 
 def _same(weights: Mapping[str, Tensor]) -> list[list[str]]:
     """Return the names of each tensor; several if it is tied."""
-    found: dict[Any, list[str]] = {}
+    names_at: dict[Any, list[str]] = {}
     for name, tensor in weights.items():
         place = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride()
-        found.setdefault(place if tensor.numel() else name, []).append(name)
-    return list(found.values())
+        names_at.setdefault(place if tensor.numel() else name, []).append(name)
+    return list(names_at.values())
 
 
 # --- loading --------------------------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ def _of_another_library(config: Mapping[str, Any], weights: Mapping[str, Tensor]
     kind = config.get("model_type")
     loader = loader_of(kind) if isinstance(kind, str) else None
     if loader is None:
-        made = f" ({', '.join(map(str, given))})" if isinstance(given := config.get("architectures"), list) else ""
+        made = f" ({', '.join(map(str, names))})" if isinstance(names := config.get("architectures"), list) else ""
         raise SavedModelError(
             f"{where}: no network here for model_type {kind!r}{made}; known: {', '.join(sorted(LOADERS)) or 'none'}. "
             "Write its cells as a class, and give it: bm.load(folder, Class)."
@@ -176,15 +178,15 @@ def _options(config: Mapping[str, Any], make: Make, where: str) -> dict[str, Any
     """Return what a constructor is called with. SavedModelError if it does not take all options, or lacks one."""
     parameters = inspect.signature(make).parameters.values()
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    known = [one.name for one in parameters if one.kind in by_name]
+    names = [one.name for one in parameters if one.kind in by_name]
     takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
     apart = {"architectures", "model_type", OWN} if OWN in config else {*_OF_OTHERS}
     options = {
         name: plain.from_json(value, f"{where}: {name}")
         for name, value in config.items()
-        if name in known or (name not in apart)
+        if name in names or (name not in apart)
     }
-    unknown = [] if takes_all else [name for name in options if name not in known]
+    unknown = [] if takes_all else [name for name in options if name not in names]
     missing = [
         one.name
         for one in parameters
@@ -194,7 +196,7 @@ def _options(config: Mapping[str, Any], make: Make, where: str) -> dict[str, Any
         said = [f"has options that it does not take: {_few(unknown)}"] if unknown else []
         said += [f"lacks {_few(missing)}"] if missing else []
         raise SavedModelError(
-            f"{where}: {_named(make)} takes {', '.join(known) or 'no options'}; config.json {' and '.join(said)}. Give "
+            f"{where}: {_named(make)} takes {', '.join(names) or 'no options'}; config.json {' and '.join(said)}. Give "
             "a function that takes what it needs, as in bm.load(folder, lambda hidden_size, **_: Class(hidden_size))."
         )
     return options
@@ -210,16 +212,16 @@ def copy_weights(model: Model, weights: Mapping[str, Tensor], where: str) -> Non
     faults = [f"unexpected: {_few(unknown)}"] if (unknown := [name for name in weights if name not in mine]) else []
     missing, copies = list[str](), list[tuple[Tensor, Tensor]]()
     for names in _same(mine):
-        given, own = [name for name in names if name in weights], mine[names[0]]
-        if not given:
+        sources, own = [name for name in names if name in weights], mine[names[0]]
+        if not sources:
             missing.append(" = ".join(names))
             continue
-        tensor = weights[given[0]]
+        tensor = weights[sources[0]]
         if tensor.shape != own.shape or tensor.is_floating_point() != own.is_floating_point():
-            faults.append(f"{given[0]} is {_form(tensor)}, the model's {_form(own)}")
+            faults.append(f"{sources[0]} is {_form(tensor)}, the model's {_form(own)}")
         faults += [
-            f"{given[0]} and {other} are one weight of the model, but have different values"
-            for other in given[1:]
+            f"{sources[0]} and {other} are one weight of the model, but have different values"
+            for other in sources[1:]
             if not torch.equal(weights[other], tensor)
         ]
         copies.append((own, tensor))
@@ -248,7 +250,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     places = index.get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise SavedModelError(f"{folder / INDEX}: has no weight_map of names to files")
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for file in sorted(set(places.values())):
         if not _SHARD.fullmatch(file):
             raise SavedModelError(
@@ -259,8 +261,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         if set(shard) != set(wanted):
             apart = sorted(set(shard) ^ set(wanted))
             raise SavedModelError(f"{folder / file}: has not the weights that {INDEX} names: {_few(apart)}. {_ADVICE}")
-        found.update(shard)
-    return found
+        weights.update(shard)
+    return weights
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -274,12 +276,12 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(read_bytes(path, _ADVICE))
+        content = msgspec.json.decode(read_bytes(path, _ADVICE))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise SavedModelError(f"{path}: malformed: {error}") from None
-    if not isinstance(found, dict):
-        raise SavedModelError(f"{path}: got {type(found).__name__}, expected an object")
-    return found
+    if not isinstance(content, dict):
+        raise SavedModelError(f"{path}: got {type(content).__name__}, expected an object")
+    return content
 
 
 def _few(names: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.values import HostValues
 from batchmaker.lab.simulator.cells import CellSimulation
 from batchmaker.lab.simulator.compiled_cells import CompiledCells, compiled_cells
-from batchmaker.lab.simulator.costs import StepCosts
+from batchmaker.lab.simulator.costs import SimulatedDevice, StepCosts
 from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
 from batchmaker.policies.base import CellPolicy
@@ -92,7 +92,8 @@ def play_both(
     overhead = options.pop("overhead", Overhead())
     fast = compiled_cells(model, told(text, profile), play, device.seconds, overhead=overhead, **options)
     assert isinstance(fast, CompiledCells), fast
-    exact = CellSimulation(model, told(text, profile), play, device.seconds, overhead=overhead, **options)
+    simulated = SimulatedDevice(device, overhead=overhead)
+    exact = CellSimulation(model, told(text, profile), play, simulated, **options)
     assert_alike(fast.run(), exact.run())
 
 

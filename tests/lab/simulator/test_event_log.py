@@ -16,6 +16,7 @@ from batchmaker.engine.engine import Engine
 from batchmaker.errors import DataError, InvariantError, OptionError
 from batchmaker.lab import zoo
 from batchmaker.lab.simulator.cells import CellSimulation
+from batchmaker.lab.simulator.costs import SimulatedDevice
 from batchmaker.lab.simulator.replay import EventLog, SchedulerOptions, Turn, check_replay
 from batchmaker.lab.simulator.workload import Offered
 from batchmaker.policies.cellular import CellularPolicy
@@ -52,7 +53,7 @@ def test_a_live_log_from_its_file_gives_the_same_commands(name: str, requests: l
 def simulated_log(num_requests: int) -> EventLog:
     simulation = CellSimulation(
         PAIR, CellularPolicy(), Offered([pair(3, 2)] * num_requests, np.arange(float(num_requests))),
-        costs(PAIR.cells).seconds,
+        SimulatedDevice(costs(PAIR.cells)),
     )  # fmt: skip
     log = EventLog(SchedulerOptions("cellular", give_up_late=False, plan_rows=False))
     handle = simulation.scheduler.handle

@@ -69,15 +69,15 @@ def plan(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        reports = [report_on(*given, batch, seconds) for given in chosen]
+        reports = [report_on(*one, batch, seconds) for one in chosen]
     finally:
         torch.set_num_threads(before)
     about = f"{model}, {f'hidden {hidden}, ' if hidden else ''}{dtype}, batch {batch}"
     _show(about, reports, in_full=cell is not None)
     if json is not None:
-        given = {"model": model, "hidden": hidden, "dtype": dtype, "batch": batch, "threads": threads}
+        settings = {"model": model, "hidden": hidden, "dtype": dtype, "batch": batch, "threads": threads}
         made = {"machine": machine(), "commit": commit(), "torch": torch.__version__}
-        options.write_json(json, {**given, **made, "cells": [asdict(report) for report in reports]})
+        options.write_json(json, {**settings, **made, "cells": [asdict(report) for report in reports]})
     if png is not None:
         draw_cell_layouts(png, [_strips(report) for report in reports], about)
 
@@ -90,23 +90,23 @@ def _cells(
     if model == GATEWISE:
         width = hidden or GATEWISE_HIDDEN
         built = [GatewiseModel(kind, width, dtype, seed=seed) for kind in CELLS if name in (None, kind)]
-        known = list(CELLS)
+        names = list(CELLS)
     else:
         if model not in zoo.MODELS and not Path(model).is_dir():
             raise unknown_name("model (and no directory of a saved one)", model, (*zoo.MODELS, GATEWISE))
         one = load(model) if Path(model).is_dir() and model not in zoo.MODELS else None
         built = [one or options.make_model(model, hidden=hidden, dtype=dtype, seed=seed)]
-        known = list(built[0].cells)
-    if name is not None and name not in known:
-        raise unknown_name(f"cell of {model}", name, known)
-    found = []
+        names = list(built[0].cells)
+    if name is not None and name not in names:
+        raise unknown_name(f"cell of {model}", name, names)
+    cells = []
     for network in built:
         registry = bound_registry(network)
         for attribute, cell in network.cells.items():
             cell_type = registry.known(cell)
             if cell_type is not None and name in (None, attribute):
-                found.append((cell, cell_type.inputs, attribute))
-    return found
+                cells.append((cell, cell_type.inputs, attribute))
+    return cells
 
 
 def _show(about: str, reports: list[CellReport], *, in_full: bool) -> None:

@@ -156,12 +156,12 @@ class Npu:
             raise OptionError(f"max_batch must be at least 1, got {max_batch}")
         working_set = sum(weight_values(operations) for operations in cells.values())
         sizes = np.arange(1, max_batch + 1)
-        found = []
+        latencies = []
         for name, operations in cells.items():
             cycles = self.cycles(operations, sizes, dataflow, working_set=working_set)
             seconds = tuple((cycles / self.clock_hz).tolist())
-            found.append(CellLatency(name, tuple(sizes.tolist()), seconds, seconds))
-        return LatencyTable(tuple(found))
+            latencies.append(CellLatency(name, tuple(sizes.tolist()), seconds, seconds))
+        return LatencyTable(tuple(latencies))
 
 
 def weight_values(operations: Sequence[Operation]) -> int:

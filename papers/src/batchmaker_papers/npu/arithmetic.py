@@ -110,18 +110,18 @@ def _product(call: AtenCall) -> list[Operation]:
 
 
 def _convolution(call: AtenCall) -> list[Operation]:
-    given, weight = call.args[:2]
+    x, weight = call.args[:2]
     transposed, groups = call.args[6], call.args[8]
     window = math.prod(weight.shape[2:])
     if transposed:
-        pixels = given.numel() // given.shape[1]
+        pixels = x.numel() // x.shape[1]
         k, n = weight.shape[0] // groups, weight.shape[1] * window
     else:
         pixels = call.out.numel() // call.out.shape[1]
         k, n = weight.shape[1] * window, weight.shape[0] // groups
     rest = [*call.weights(), call.moved()]
     if groups > 1 and weight.shape[0 if transposed else 1] == (groups if transposed else 1):  # depthwise
-        return [VectorWork(max(given.numel(), call.out.numel()) * window), *rest]
+        return [VectorWork(max(x.numel(), call.out.numel()) * window), *rest]
     if call.is_shared(weight):
         return [SharedGemm(pixels, k, n, groups), *rest]
     return [OwnGemm(groups, pixels, k, n), *rest]
@@ -147,9 +147,9 @@ def _look_up(call: AtenCall) -> list[Operation]:
 def _write_into(call: AtenCall) -> list[Operation]:
     """Values written into a larger tensor: only they are moved, whatever the call returns."""
     arguments = call.target._schema.arguments
-    given = {argument.name: value for argument, value in zip(arguments, call.args, strict=False)}
-    written = [given[name] for name in ("values", "src", "source") if isinstance(given.get(name), Tensor)]
-    indices = [given[name] for name in ("index",) if isinstance(given.get(name), Tensor)]
+    by_name = {argument.name: value for argument, value in zip(arguments, call.args, strict=False)}
+    written = [by_name[name] for name in ("values", "src", "source") if isinstance(by_name.get(name), Tensor)]
+    indices = [by_name[name] for name in ("index",) if isinstance(by_name.get(name), Tensor)]
     values = next((tensor.numel() for tensor in (*written, *indices)), call.out.numel())
     return [Activations(values, values)]
 
@@ -189,7 +189,7 @@ def merged(operations: Sequence[Operation]) -> tuple[Operation, ...]:
 
     Additive operations of a kind are joined, empty ones dropped.
     """
-    kept: list[Operation] = []
+    result: list[Operation] = []
     lanes = streamed = weights = 0
     for operation in operations:
         match operation:
@@ -202,11 +202,11 @@ def merged(operations: Sequence[Operation]) -> tuple[Operation, ...]:
             case Activations(0, 0):
                 pass
             case _:
-                kept.append(operation)
+                result.append(operation)
     if lanes:
-        kept.append(VectorWork(lanes))
+        result.append(VectorWork(lanes))
     if streamed:
-        kept.append(Streamed(streamed))
+        result.append(Streamed(streamed))
     if weights:
-        kept.append(Weights(weights))
-    return tuple(kept)
+        result.append(Weights(weights))
+    return tuple(result)

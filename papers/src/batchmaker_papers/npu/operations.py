@@ -71,17 +71,17 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, rows: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
-        self._kept: list[Tensor] = list(rows)  # a storage's address identifies it only while it is alive
+        self._alive: list[Tensor] = list(rows)  # a storage's address identifies it only while it is alive
         self._own = {_storage(row) for row in rows}
         self._read: set[tuple[int, int, int]] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-        self._kept += [*given, *made]
-        if made and not all(map(self._is_shared, given)):
-            call = AtenCall(func, args, tuple(given), made[0], self._is_shared, self._weights)
+        self._alive += [*inputs, *made]
+        if made and not all(map(self._is_shared, inputs)):
+            call = AtenCall(func, args, tuple(inputs), made[0], self._is_shared, self._weights)
             self.operations += operations_of_call(call)
             self._own.update(map(_storage, made))
         return result

@@ -87,14 +87,14 @@ def tpu(rho: float = RHO) -> Dataflow:
 
 def dataflow_named(name: str, rho: float = RHO) -> Dataflow:
     """Return the dataflow named ws, os or tpu; `rho` is for tpu. OptionError for any other name."""
-    known: dict[str, Callable[[], Dataflow]] = {
+    dataflows: dict[str, Callable[[], Dataflow]] = {
         "ws": lambda: scalesim_ws,
         "os": lambda: scalesim_os,
         "tpu": lambda: tpu(rho),
     }
-    if name not in known:
-        raise unknown_name("dataflow", name, known)
-    return known[name]()
+    if name not in dataflows:
+        raise unknown_name("dataflow", name, dataflows)
+    return dataflows[name]()
 
 
 def _tiles(size: int, array: int) -> int:

@@ -142,10 +142,10 @@ def _split_once(graph: fx.Graph) -> None:
         if node.target is _aten.narrow.default and node.args[1] == 1:
             whole, _, start, width = node.args
             slices.setdefault(whole, []).append((start, start + width, node))
-    for whole, found in slices.items():
-        found.sort(key=lambda place: place[:2])
-        nodes = [node for _, _, node in found]
-        ends = [(0, 0), *((start, stop) for start, stop, _ in found)]
+    for whole, places in slices.items():
+        places.sort(key=lambda place: place[:2])
+        nodes = [node for _, _, node in places]
+        ends = [(0, 0), *((start, stop) for start, stop, _ in places)]
         if len(nodes) < 2 or any(stop > start for (_, stop), (start, _) in pairwise(ends)):
             continue
         sizes: list[int] = []

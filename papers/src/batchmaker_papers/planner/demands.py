@@ -23,25 +23,25 @@ class Trials:
 
 
 def heaviest(
-    weights: Sequence[float], can_be_met: Callable[[Demands], bool], known: Demands, most_trials: int
+    weights: Sequence[float], can_be_met: Callable[[Demands], bool], feasible: Demands, most_trials: int
 ) -> Demands:
     """Return demands that can be met together, with the largest total weight.
 
     weights: not negative, descending. can_be_met: True without demands; if it is True for some demands, it is True for
-    each subset. known: demands that can be met together. After about `most_trials` calls of `can_be_met` the search
+    each subset. feasible: demands that can be met together. After about `most_trials` calls of `can_be_met` the search
     stops. Then the answer is the heavier of two greedy ones, which add demands in order of weight: one starts from
-    nothing, the other from `known`.
+    nothing, the other from `feasible`.
     """
     trials = Trials(can_be_met, most_trials)
     best = _exact(weights, trials)
     if best is not None:
         return best
     everything = tuple(range(len(weights)))
-    found = [
+    answers = [
         _filled(start, tuple(demand for demand in everything if demand not in start), can_be_met)
-        for start in dict.fromkeys([(), known])
+        for start in dict.fromkeys([(), feasible])
     ]
-    return max(found, key=lambda demands: sum(weights[demand] for demand in demands))
+    return max(answers, key=lambda demands: sum(weights[demand] for demand in demands))
 
 
 def _exact(weights: Sequence[float], trials: Trials) -> Demands | None:
@@ -58,10 +58,10 @@ def _exact(weights: Sequence[float], trials: Trials) -> Demands | None:
         lost_weight, lost = heapq.heappop(waiting)
         conflict = next((conflict for conflict in conflicts if not set(conflict) & set(lost)), None)
         if conflict is None:
-            kept = tuple(demand for demand in range(len(weights)) if demand not in lost)
-            if trials(kept):
-                return kept
-            conflict = _conflict(kept, trials)
+            rest = tuple(demand for demand in range(len(weights)) if demand not in lost)
+            if trials(rest):
+                return rest
+            conflict = _conflict(rest, trials)
             conflicts.append(conflict)
         for demand in conflict:
             more = tuple(sorted((*lost, demand)))
@@ -73,26 +73,26 @@ def _exact(weights: Sequence[float], trials: Trials) -> Demands | None:
 
 def _conflict(demands: Demands, trials: Trials) -> Demands:
     """Return some of the demands that cannot be met together, but can without any one of them."""
-    found: Demands = ()
-    while not found or trials(found):
-        low, high = 0, len(demands)  # `found` and the first `high` cannot be met together; the first `low` can
+    conflict: Demands = ()
+    while not conflict or trials(conflict):
+        low, high = 0, len(demands)  # `conflict` and the first `high` cannot be met together; the first `low` can
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if trials((*found, *demands[:middle])) else (low, middle)
-        found, demands = (*found, demands[high - 1]), demands[: high - 1]
-    return tuple(sorted(found))
+            low, high = (middle, high) if trials((*conflict, *demands[:middle])) else (low, middle)
+        conflict, demands = (*conflict, demands[high - 1]), demands[: high - 1]
+    return tuple(sorted(conflict))
 
 
-def _filled(kept: Demands, offered: Demands, can_be_met: Callable[[Demands], bool]) -> Demands:
-    """Add demands to `kept` one after the other and return the result. A group that cannot be met is halved."""
+def _filled(base: Demands, offered: Demands, can_be_met: Callable[[Demands], bool]) -> Demands:
+    """Add demands to `base` one after the other and return the result. A group that cannot be met is halved."""
     waiting = [offered]
     while waiting:
         group = waiting.pop()
         if not group:
             continue
-        if can_be_met((*kept, *group)):
-            kept = (*kept, *group)
+        if can_be_met((*base, *group)):
+            base = (*base, *group)
         elif len(group) > 1:
             middle = len(group) // 2
             waiting += [group[middle:], group[:middle]]
-    return tuple(sorted(kept))
+    return tuple(sorted(base))

@@ -91,17 +91,17 @@ def plan_layout(variables: Sequence[Variable], batches: Sequence[Batch]) -> Layo
     for index, variable in enumerate(variables):
         regions.setdefault(variable.region, []).append(index)
 
-    def order_with(kept: Demands) -> list[int] | None:
+    def order_with(demands: Demands) -> list[int] | None:
         columns = [[batch.results] for batch in batches]
-        for _, number, which in (wishes[wish] for wish in kept):
+        for _, number, which in (wishes[wish] for wish in demands):
             columns[number].append(placed_only(batches[number].operands[which].variables))
         return aligned_order(len(variables), [tuple(region) for region in regions.values()], columns)
 
     weights = [-negative_cost for negative_cost, _, _ in wishes]
-    known = _slices_as_given(variables, batches, wishes)
-    kept = heaviest(weights, lambda demands: order_with(demands) is not None, known, MOST_WORK // len(variables))
-    order = order_with(kept)
-    assert order is not None  # `kept` can be met
+    feasible = _slices_as_given(variables, batches, wishes)
+    best = heaviest(weights, lambda demands: order_with(demands) is not None, feasible, MOST_WORK // len(variables))
+    order = order_with(best)
+    assert order is not None  # `best` can be met
     return _layout(variables, batches, order)
 
 
@@ -119,8 +119,8 @@ def _layout(variables: Sequence[Variable], batches: Sequence[Batch], order: Sequ
     placed = tuple(_placed_batch(variables, place, batch) for batch in batches)
     gathered = (
         _cost(variables, operand)
-        for batch, found in zip(batches, placed, strict=True)
-        for operand, at in zip(batch.operands, found.operands, strict=True)
+        for batch, slices in zip(batches, placed, strict=True)
+        for operand, at in zip(batch.operands, slices.operands, strict=True)
         if at.access is Access.GATHER
     )
     return Layout(tuple(order), tuple(offsets), placed, float(sum(gathered)))

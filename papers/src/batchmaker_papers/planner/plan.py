@@ -181,6 +181,9 @@ def _can_be_batched(node: fx.Node) -> bool:
 
 def _left_alone(chosen: Batched) -> str:
     """Return the names of the operations that the planner does not support."""
-    names = (getattr(node.target, "__name__", str(node.target)).split(".")[0] for node in chosen.operations
-             if not _can_be_batched(node))  # fmt: skip
+    names = (
+        getattr(node.target, "__name__", str(node.target)).split(".")[0]
+        for node in chosen.operations
+        if not _can_be_batched(node)
+    )
     return ", ".join(dict.fromkeys(name for name in names if name not in _KNOWN_ALONE))

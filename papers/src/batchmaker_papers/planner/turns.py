@@ -39,8 +39,8 @@ class Turns:
         image: for each child of `first`, the corresponding child of `second`; for the direction of a chain (0, 1) or
         (1, 0). Returns False, and demands nothing, if it contradicts an earlier demand.
         """
-        first_root, first_turn = self._found(first, len(image))
-        second_root, second_turn = self._found(second, len(image))
+        first_root, first_turn = self._find(first, len(image))
+        second_root, second_turn = self._find(second, len(image))
         wanted = composed(image, first_turn)
         if first_root is second_root:
             return wanted == second_turn
@@ -49,9 +49,9 @@ class Turns:
 
     def orders(self) -> dict[Node, Order]:
         """Return an arrangement of every tied node that meets all demands."""
-        return {node: self._found(node, len(turn))[1] for node, (_, turn) in list(self._decider.items())}
+        return {node: self._find(node, len(turn))[1] for node, (_, turn) in list(self._decider.items())}
 
-    def _found(self, node: Node, degree: int) -> tuple[Node, Order]:
+    def _find(self, node: Node, degree: int) -> tuple[Node, Order]:
         """Return the deciding node of `node` and the turn from it, and shorten the path to it."""
         way = []
         root = node

@@ -80,9 +80,15 @@ def bench(
     model = named.network
     names = _policies_for(model, policy, device, equal_work=baseline.equal_work)
     plan = BenchPlan(
-        names, offered.seconds, offered.requests, offered.rate, offered.load, baseline.padded_batch, seed,
+        names,
+        offered.seconds,
+        offered.requests,
+        offered.rate,
+        offered.load,
+        baseline.padded_batch,
+        seed,
         baseline.sweep,
-    )  # fmt: skip
+    )
     options.check_writable(json)
     made_options = {"seed": seed, **named.options}
     options.check_model(model, **made_options)
@@ -114,16 +120,16 @@ def _report(setting: Setting, results: list[Result], json: Path | None) -> None:
         options.write_json(json, results)
 
 
-def _policies_for(model: str, given: list[str] | None, device: str, *, equal_work: bool) -> tuple[str, ...]:
+def _policies_for(model: str, chosen: list[str] | None, device: str, *, equal_work: bool) -> tuple[str, ...]:
     """Return the policies to measure: those given, else the default and the model's best baseline."""
     if device != "cpu" and equal_work:
         raise OptionError(f"--equal-work compares baselines, which run on the CPU; got --device {device}")
-    if model in UNPADDED and not equal_work and any(policy.partition(":")[0] == "padded" for policy in given or ()):
+    if model in UNPADDED and not equal_work and any(policy.partition(":")[0] == "padded" for policy in chosen or ()):
         raise OptionError(
             f"requests of different shapes cannot be padded; the baseline of {model} is --policy serial, or "
             "--equal-work"
         )
     if device != "cpu":
-        return tuple(given or ("cellular",))
-    names = tuple(given or (DEFAULT, "serial" if model in UNPADDED and not equal_work else "padded"))
+        return tuple(chosen or ("cellular",))
+    names = tuple(chosen or (DEFAULT, "serial" if model in UNPADDED and not equal_work else "padded"))
     return with_equal_work(model, names) if equal_work else names

@@ -59,16 +59,16 @@ def with_equal_work(model: str, names: Sequence[str]) -> tuple[str, ...]:
 
     It takes the place of `padded` for a model without a padded form.
     """
-    found = []
+    contenders = []
     for name in names:
         kind, _, text = name.partition(":")
         if kind != "padded" or model not in UNPADDED:
-            found.append(name)
+            contenders.append(name)
         if kind == "padded":
-            found.append(f"{CLOSED}:{text}" if text else CLOSED)
+            contenders.append(f"{CLOSED}:{text}" if text else CLOSED)
         elif kind == "serial":
-            found.append(f"{CLOSED}:max_batch=1,bucket_width={1 << 30}")
-    return tuple(dict.fromkeys(found))
+            contenders.append(f"{CLOSED}:max_batch=1,bucket_width={1 << 30}")
+    return tuple(dict.fromkeys(contenders))
 
 
 def settings_of(policy: str, *, most: int | None, full_first: bool, sweep: bool) -> tuple[str, ...]:
@@ -81,14 +81,14 @@ def settings_of(policy: str, *, most: int | None, full_first: bool, sweep: bool)
     name, _, text = policy.partition(":")
     if name not in SWEPT:
         return (policy,)
-    given = read_options(name, policies.find(name), text)
-    widths = (given["bucket_width"],) if "bucket_width" in given else WIDTHS if sweep else (USUAL_WIDTH,)
-    most = given.get("max_batch", most if sweep else most or USUAL_MAXIMUM)
+    options = read_options(name, policies.find(name), text)
+    widths = (options["bucket_width"],) if "bucket_width" in options else WIDTHS if sweep else (USUAL_WIDTH,)
+    most = options.get("max_batch", most if sweep else most or USUAL_MAXIMUM)
     maxima = MAXIMA if most is None else (most,)
-    kept = "".join(f"{key}={value}," for key, value in given.items() if key in ("max_steps", "budget_ms"))
-    order = "yes" if given.get("full_first", full_first) else "no"
+    others = "".join(f"{key}={value}," for key, value in options.items() if key in ("max_steps", "budget_ms"))
+    order = "yes" if options.get("full_first", full_first) else "no"
     return tuple(
-        f"{name}:{kept}bucket_width={width},max_batch={maximum},full_first={order}"
+        f"{name}:{others}bucket_width={width},max_batch={maximum},full_first={order}"
         for width, maximum in itertools.product(widths, maxima)
     )
 

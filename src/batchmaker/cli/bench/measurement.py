@@ -47,7 +47,7 @@ class BenchPlan:
     sweep: bool = True
 
     def __post_init__(self) -> None:
-        if sum(given is not None for given in (self.rate_rps, self.load, self.requests)) > 1:
+        if sum(option is not None for option in (self.rate_rps, self.load, self.requests)) > 1:
             raise OptionError("give one of --rate, --load and --requests")
         for name, value in (("rate", self.rate_rps), ("load", self.load)):
             if value is not None and value <= 0:
@@ -112,12 +112,18 @@ class Bench:
         """Return the cells per second of the same network in plain torch at its best batch size."""
         tell = self._task("reference")
         setting = self._setting
-        found = reference_cells_per_s(
-            setting.model, self._model, self._workload, hidden=setting.hidden, layers=setting.layers,
-            dtype=setting.dtype, threads=setting.threads, device=setting.device,
-        )  # fmt: skip
+        cells_per_s = reference_cells_per_s(
+            setting.model,
+            self._model,
+            self._workload,
+            hidden=setting.hidden,
+            layers=setting.layers,
+            dtype=setting.dtype,
+            threads=setting.threads,
+            device=setting.device,
+        )
         tell(1.0, 0)
-        return found
+        return cells_per_s
 
     def batch_of(self, policy: str) -> int:
         """Return the largest number of requests (graph batching) or cells in a batch of the policy."""
@@ -133,9 +139,14 @@ class Bench:
     def _engine(self, policy: str) -> Engine:
         setting = self._setting
         return Engine(
-            self._model, made(policy, self._padded_batch), workers=setting.workers, threads=setting.threads,
-            deadline_ms=setting.deadline_ms, late="finish", device=setting.device,
-        )  # fmt: skip
+            self._model,
+            made(policy, self._padded_batch),
+            workers=setting.workers,
+            threads=setting.threads,
+            deadline_ms=setting.deadline_ms,
+            late="finish",
+            device=setting.device,
+        )
 
     def _task(self, name: str) -> offering.Progress:
         task = self._bar.add_task(name, total=1.0, answered="")

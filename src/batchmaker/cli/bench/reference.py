@@ -52,9 +52,10 @@ def reference_cells_per_s(
                 return 1.0 / _recurrent_s(name, hidden, layers, kind)
             shares = workload.chains.sum(axis=0) / workload.chains.sum()
             if name == "seq2seq":
-                return float(1.0 / (shares[0] * _recurrent_s("lstm", hidden, layers, kind) + shares[1] * _decoder_s(
-                    copy.deepcopy(model.cells["decoder"].module).to(where), hidden, layers, kind
-                )))  # fmt: skip
+                encoder_s = _recurrent_s("lstm", hidden, layers, kind)
+                decoder = copy.deepcopy(model.cells["decoder"].module).to(where)
+                decoder_s = _decoder_s(decoder, hidden, layers, kind)
+                return float(1.0 / (shares[0] * encoder_s + shares[1] * decoder_s))
             leaves = (workload.chains.sum() + len(workload)) / 2 / workload.chains.sum()
             leaf, inner = (copy.deepcopy(model.cells[cell].module).to(where) for cell in ("leaf", "inner"))
             leaf_s = _best_s(lambda batch: lambda: leaf(torch.zeros(batch, dtype=torch.int64)))

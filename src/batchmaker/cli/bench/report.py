@@ -52,12 +52,12 @@ def commit() -> str:
     """Return the commit of the running source tree, or the version of an installed package."""
     folder = Path(batchmaker.__file__).parent
     try:
-        found = subprocess.run(
+        git = subprocess.run(
             ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=5
         )
     except (OSError, subprocess.TimeoutExpired):
         return batchmaker.__version__
-    return found.stdout.strip() if found.returncode == 0 else batchmaker.__version__
+    return git.stdout.strip() if git.returncode == 0 else batchmaker.__version__
 
 
 def result(setting: Setting, standing: MeasuredPolicy, max_batch: int, reference: float) -> Result:

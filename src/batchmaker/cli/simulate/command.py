@@ -27,8 +27,7 @@ from batchmaker.cli.simulate.study import Result, Study
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
 from batchmaker.lab.plots.sweeps import draw_panels
-from batchmaker.lab.simulator.cells import NO_OVERHEAD
-from batchmaker.lab.simulator.costs import step_costs
+from batchmaker.lab.simulator.costs import NO_OVERHEAD, step_costs
 from batchmaker.lab.simulator.run import SimulatedDevice
 from batchmaker.lab.zoo.blueprint import Blueprint, blueprint
 

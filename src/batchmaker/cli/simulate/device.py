@@ -59,22 +59,22 @@ def predicted_lengths(blueprint: Blueprint, workload: SimulatedWorkload) -> tupl
     ends = sorted({int(run.type_id) for run in graph.runs if run.open_ended})
     work = work_of(graph)
     as_long = work.types[(work.nodes == source) & ~np.isin(work.types, ends)].tolist()
-    given = as_long[0] if as_long else None
-    found = []
+    source_type = as_long[0] if as_long else None
+    predictions = []
     for type_id in ends:
-        lengths = workload.lengths or _lengths(workload, given, type_id)
+        lengths = workload.lengths or _lengths(workload, source_type, type_id)
         if len(lengths[0]):
-            name = None if given is None else cells[given].name
-            found.append(PredictedLength(cells[type_id].name, name, LengthProfile.from_pairs(*lengths)))
-    return tuple(found)
+            name = None if source_type is None else cells[source_type].name
+            predictions.append(PredictedLength(cells[type_id].name, name, LengthProfile.from_pairs(*lengths)))
+    return tuple(predictions)
 
 
 def _lengths(workload: SimulatedWorkload, length: int | None, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the nodes of type `given` (0 for None) and of type `end`, for all samples with any of the latter."""
+    """Return the nodes of type `length` (0 for None) and of type `end`, for all samples with any of the latter."""
     counts = [
         dict(zip(work.types.tolist(), work.nodes.tolist(), strict=True))
         for work in (request.work for request in workload.samples)
     ]
     pairs = [(0 if length is None else count.get(length, 0), count[end]) for count in counts if end in count]
-    known, steps = np.array(pairs, np.int64).reshape(-1, 2).T
-    return known, steps
+    source_lengths, steps = np.array(pairs, np.int64).reshape(-1, 2).T
+    return source_lengths, steps

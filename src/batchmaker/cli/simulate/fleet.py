@@ -86,7 +86,7 @@ def run_fleets(study: FleetStudy, ask: Ask, fleet: FleetAsk) -> tuple[list[Resul
                         records, fidelity = play(study, fleet, work, router, replicas, seed, progress)
                         done += 1
                         facts = {"router": router, "replicas": replicas, "rate": rate, "seed": seed}
-                        results += _told(study, fleet, records, facts, ask.slas_ms, fidelity)
+                        results += _results(study, fleet, records, facts, ask.slas_ms, fidelity)
                         if (rate, seed) == (ask.rates[0], ask.seeds[0]):
                             fleets.append((f"{router}, {replicas}" if len(fleet.sizes) > 1 else router, records))
     return results, fleets
@@ -96,7 +96,7 @@ def _advance(bar: Progress, task: TaskID, done: int, share: float) -> None:
     bar.update(task, completed=done + share)
 
 
-def _told(
+def _results(
     study: FleetStudy,
     fleet: FleetAsk,
     records: FleetRecords,
@@ -105,8 +105,15 @@ def _told(
     fidelity: str,
 ) -> list[Result]:
     """Return one result for each SLA."""
-    about = {**study.about, "fidelity": fidelity, "autoscale": fleet.autoscale, "start_s": fleet.start_s,
-             "mean_life_s": fleet.mean_life_s, "chunks": fleet.chunks, "length_error": fleet.length_error}  # fmt: skip
+    about = {
+        **study.about,
+        "fidelity": fidelity,
+        "autoscale": fleet.autoscale,
+        "start_s": fleet.start_s,
+        "mean_life_s": fleet.mean_life_s,
+        "chunks": fleet.chunks,
+        "length_error": fleet.length_error,
+    }
     return [
         {"model": study.model.name, "policy": study.policy, **facts, "sla_ms": sla_ms}
         | asdict(summarise_fleet(records, sla_ms / 1e3))
@@ -157,8 +164,8 @@ def fidelity_of(study: FleetStudy, fleet: FleetAsk, work: FleetWork, replicas: i
 def make_work(study: FleetStudy, fleet: FleetAsk, rate: float, seed: int, count: int) -> FleetWork:
     """Draw the requests, when they come, and what a router knows of them."""
     requests = study.workload.draw(seed, count)
-    true, known = unit_work_ns(study.model, study.profile, study.device, requests.shapes)
-    known_ns = known[requests.kinds]
+    true, forecast = unit_work_ns(study.model, study.profile, study.device, requests.shapes)
+    known_ns = forecast[requests.kinds]
     if fleet.length_error:
         guess = np.random.default_rng((seed, GUESS_STREAM)).standard_normal(count)
         known_ns = np.maximum(known_ns * np.exp(fleet.length_error * guess), 1).astype(np.int64)
@@ -188,7 +195,7 @@ def unit_work_ns(
         + overhead.row_s
         for cell in model.cells
     ]
-    true, known = np.empty(len(shapes), np.int64), np.empty(len(shapes), np.int64)
+    true, forecast = np.empty(len(shapes), np.int64), np.empty(len(shapes), np.int64)
     for number, shape in enumerate(shapes):
         work = shape.work
         nodes = dict(zip(work.types.tolist(), work.nodes.tolist(), strict=True))
@@ -200,13 +207,13 @@ def unit_work_ns(
                     f"nothing is known of how many steps cell {model.cells[type_id].name!r} takes, so a router cannot "
                     "guess the work of a request. Measure lengths too: `batchmaker profile MODEL --data FILE`"
                 )
-            given = [nodes.get(cell.type_id, 0) for cell in model.cells if cell.name == length.given] or [0]
-            nodes[type_id] = int(length.profile.remaining(np.array(given), np.zeros(1, np.int64), 0.5)[0])
-        known[number] = _ns(nodes, row_s, overhead.request_s)
+            source_steps = [nodes.get(cell.type_id, 0) for cell in model.cells if cell.name == length.given] or [0]
+            nodes[type_id] = int(length.profile.remaining(np.array(source_steps), np.zeros(1, np.int64), 0.5)[0])
+        forecast[number] = _ns(nodes, row_s, overhead.request_s)
     decided = np.array([shape.decided is not None for shape in shapes])
     if decided.any():
-        known[decided] = round(float(true[decided].mean()))
-    return true, known
+        forecast[decided] = round(float(true[decided].mean()))
+    return true, forecast
 
 
 def _ns(nodes: Mapping[int, int], row_s: Sequence[float], request_s: float) -> int:

@@ -41,8 +41,8 @@ def show(console: Console, results: Sequence[Result]) -> None:
     for (router, replicas, rate, sla_ms), rows in groups.items():
         cells = []
         for _, key, form in columns:
-            known = [row[key] for row in rows if row[key] is not None]
-            cells.append(form.format(spread(known).mean) if known else "-")
+            values = [row[key] for row in rows if row[key] is not None]
+            cells.append(form.format(spread(values).mean) if values else "-")
         table.add_row(router, f"{replicas}", f"{rate:g}", f"{sla_ms:g}", *cells)
     console.print(table)
 

@@ -30,7 +30,7 @@ def show(console: Console, results: Sequence[Result]) -> None:
     for name in ("rate/s", "SLA ms", *(title for title, *_ in _COLUMNS)):
         table.add_column(name, justify="right", no_wrap=True)
     for (policy, rate, sla_ms), rows in _grouped(results).items():
-        cells = [_told([row[key] for row in rows], form, bars) for _, key, form, bars in _COLUMNS]
+        cells = [_mean_and_quartiles([row[key] for row in rows], form, bars) for _, key, form, bars in _COLUMNS]
         table.add_row(policy, f"{rate:g}", f"{sla_ms:g}", *cells)
     console.print(table)
 
@@ -102,12 +102,12 @@ def _grouped(results: Sequence[Result]) -> dict[tuple[str, float, float], list[R
     return groups
 
 
-def _told(values: Sequence[float | None], form: str, bars: bool) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
+def _mean_and_quartiles(values: Sequence[float | None], form: str, bars: bool) -> str:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return "-"
-    found = spread(known)
-    small = form == _MS and found.mean < 1
+    statistics = spread(numbers)
+    small = form == _MS and statistics.mean < 1
     write: Callable[[float], str] = ("{:.3g}" if small else form).format
-    quartiles = f" ({write(found.p25)}-{write(found.p75)})" if bars and len(known) > 1 else ""
-    return write(found.mean) + quartiles
+    quartiles = f" ({write(statistics.p25)}-{write(statistics.p75)})" if bars and len(numbers) > 1 else ""
+    return write(statistics.mean) + quartiles

@@ -41,8 +41,11 @@ class Ask:
             if wrong is not None:
                 raise OptionError(f"{flag} must be a finite number above 0, got {wrong:g}")
         lists: tuple[tuple[str, tuple[Any, ...]], ...] = (
-            ("--policy", self.policies), ("--rate", self.rates), ("--sla-ms", self.slas_ms), ("--seed", self.seeds),
-        )  # fmt: skip
+            ("--policy", self.policies),
+            ("--rate", self.rates),
+            ("--sla-ms", self.slas_ms),
+            ("--seed", self.seeds),
+        )
         for flag, many in lists:
             if len(set(many)) < len(many):
                 raise OptionError(f"{flag}: the same value is given twice among {', '.join(map(str, many))}")
@@ -82,7 +85,10 @@ def run_study(study: Study, ask: Ask, num_processes: int) -> list[Result]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("simulations", total=len(jobs))
         results = play_all(study, jobs, num_processes, lambda: bar.advance(task))
-    order = {(p, r, 1e3 * s, k): i for i, (p, r, s, k) in enumerate(
-        (p, r, s, k) for p in ask.policies for r in ask.rates for s in study.slas_s for k in ask.seeds
-    )}  # fmt: skip
+    order = {
+        (p, r, 1e3 * s, k): i
+        for i, (p, r, s, k) in enumerate(
+            (p, r, s, k) for p in ask.policies for r in ask.rates for s in study.slas_s for k in ask.seeds
+        )
+    }
     return sorted(results, key=lambda row: order[row["policy"], row["rate"], row["sla_ms"], row["seed"]])

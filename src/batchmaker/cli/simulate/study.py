@@ -71,21 +71,25 @@ def looks_at_deadlines(policy: CellPolicy | GraphPolicy) -> bool:
 
 def jobs_of(study: Study, names: Sequence[str], rates: Sequence[float], seeds: Sequence[int]) -> list[Job]:
     """Return all necessary simulations: one for all SLAs if the policy ignores the SLA."""
-    found = []
+    jobs = []
     for name in names:
         blind = not study.give_up_late and not looks_at_deadlines(make_policy(name, study.profile))
         slas: Sequence[float | None] = (None,) if blind else study.slas_s
-        found += [Job(name, rate, seed, sla) for rate in rates for seed in seeds for sla in slas]
-    return found
+        jobs += [Job(name, rate, seed, sla) for rate in rates for seed in seeds for sla in slas]
+    return jobs
 
 
 def play(study: Study, job: Job) -> list[Result]:
     """Return the results of one simulation: one for each SLA that it covers."""
     offered = Offered(study.requests[job.seed], study.arrivals[job.rate_rps, job.seed])
     records = simulate(
-        study.model, make_policy(job.policy, study.profile), offered, study.device, sla_s=job.sla_s,
+        study.model,
+        make_policy(job.policy, study.profile),
+        offered,
+        study.device,
+        sla_s=job.sla_s,
         give_up_late=study.give_up_late,
-    )  # fmt: skip
+    )
     results = []
     for sla_s in study.slas_s if job.sla_s is None else (job.sla_s,):
         numbers = asdict(summarise(records, sla_s, study.device.workers))

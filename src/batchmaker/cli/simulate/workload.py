@@ -71,13 +71,13 @@ def make(
     if lengths not in LENGTHS:
         raise unknown_name("kind of lengths", lengths, LENGTHS)
     if files:
-        found = _from_files(name, blueprint, files)
+        from_files = _from_files(name, blueprint, files)
 
         def shuffled(seed: int, count: int) -> ShapedRequests:
-            order = np.resize(np.random.default_rng((seed, LENGTHS_STREAM)).permutation(len(found)), count)
-            return ShapedRequests(found, order.astype(np.int32))
+            order = np.resize(np.random.default_rng((seed, LENGTHS_STREAM)).permutation(len(from_files)), count)
+            return ShapedRequests(from_files, order.astype(np.int32))
 
-        return SimulatedWorkload(shuffled, ", ".join(path.name for path in files), samples=found)
+        return SimulatedWorkload(shuffled, ", ".join(path.name for path in files), samples=from_files)
     if name in UNPADDED or name in NOISE or blueprint.decides:
         drawn_once = make_workload(name, count=min(count, MOST_COMPUTED if blueprint.decides else 2048))
         shapes = [blueprint.request(request) for request in drawn_once.requests]
@@ -95,7 +95,7 @@ def make(
         )
     # What a policy may learn of lengths beforehand comes from a stream of its own, never from the simulated requests.
     return SimulatedWorkload(
-        partial(_drawn, blueprint, lengths), _SOURCES[lengths], _pairs(lengths, 30_000, _training())
+        partial(_draw, blueprint, lengths), _SOURCES[lengths], _pairs(lengths, 30_000, _training())
     )
 
 
@@ -113,7 +113,7 @@ def _pairs(lengths: str, count: int, generator: np.random.Generator) -> tuple[ND
     return lazybatching_lengths(count, generator)
 
 
-def _drawn(blueprint: Blueprint, lengths: str, seed: int, count: int) -> ShapedRequests:
+def _draw(blueprint: Blueprint, lengths: str, seed: int, count: int) -> ShapedRequests:
     """Return requests with drawn lengths; each pair of lengths is unfolded once, in the order in which they come."""
     source, words = _pairs(lengths, count, np.random.default_rng((seed, LENGTHS_STREAM)))
     if lengths == "lazybatching":

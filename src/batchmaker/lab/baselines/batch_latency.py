@@ -55,8 +55,18 @@ class BatchLatency:
     length, that of the longest of k requests is F to the k-th power; a batch is padded to its longest.
     """
 
-    __slots__ = ("_batch_seconds", "_cost", "_known_seconds", "_lengths", "_mean_s", "_next_look", "_num_seen",
-                 "_seconds", "_sizes", "_weights")  # fmt: skip
+    __slots__ = (
+        "_batch_seconds",
+        "_cost",
+        "_known_seconds",
+        "_lengths",
+        "_mean_s",
+        "_next_look",
+        "_num_seen",
+        "_seconds",
+        "_sizes",
+        "_weights",
+    )
 
     def __init__(self, sizes: Sequence[int], batch_seconds: Callable[[Sequence[int]], float] | None) -> None:
         self._sizes = sizes

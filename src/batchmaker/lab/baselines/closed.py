@@ -64,9 +64,9 @@ class ClosedPolicy(CellPolicy):
         return np.asarray(number * max(table.num_models, 1) + table.model[line], np.int64)
 
     def _turn(self, buckets: NDArray[np.int64]) -> int:
-        known, counts = np.unique(buckets, return_counts=True)
+        unique, counts = np.unique(buckets, return_counts=True)
         if self._full_first and (counts >= self._max_batch).any():
-            known = known[counts >= self._max_batch]
-        chosen = int(known[np.searchsorted(known, self._next) % len(known)])
+            unique = unique[counts >= self._max_batch]
+        chosen = int(unique[np.searchsorted(unique, self._next) % len(unique)])
         self._next = chosen + 1
         return chosen

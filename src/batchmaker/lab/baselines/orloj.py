@@ -20,7 +20,7 @@ Entry = tuple[int, float, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Waiting:
     """The state of a request. firm: it has its own deadline and is dropped when it cannot be met."""
 
     model: int
@@ -44,10 +44,10 @@ class _Queue:
     def changed(self) -> None:
         self._due_s = None
 
-    def arrays(self, known: dict[int, _Known]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def arrays(self, waiting: dict[int, _Waiting]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         if self._due_s is None or self._firm is None:
             self._due_s = np.array([due_s for _, due_s, _ in self.entries])
-            self._firm = np.array([known[request].firm for _, _, request in self.entries], np.bool_)
+            self._firm = np.array([waiting[request].firm for _, _, request in self.entries], np.bool_)
         return self._due_s, self._firm
 
 
@@ -76,7 +76,7 @@ class OrlojPolicy(GraphPolicy):
     largest batch. A batch that is not full is assumed to last as long as the next larger size.
     """
 
-    __slots__ = ("_assumed_s", "_batch_seconds", "_known", "_max_batch", "_queues", "_sizes")
+    __slots__ = ("_assumed_s", "_batch_seconds", "_max_batch", "_queues", "_sizes", "_waiting")
 
     name = "orloj"
 
@@ -95,14 +95,14 @@ class OrlojPolicy(GraphPolicy):
         self._batch_seconds = batch_seconds
         self._sizes = sorted({1 << i for i in range(max_batch.bit_length())} | {max_batch})
         self._queues: dict[int, _Queue] = {}
-        self._known: dict[int, _Known] = {}
+        self._waiting: dict[int, _Waiting] = {}
 
     @property
     def max_batch(self) -> int:
         return self._max_batch
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._waiting)
 
     def add(
         self,
@@ -118,17 +118,17 @@ class OrlojPolicy(GraphPolicy):
         if queue is None:
             queue = self._queues[model] = _Queue(BatchLatency(self._sizes, self._batch_seconds))
         entry = (-priority, at_s + self._assumed_s if deadline_s is None else deadline_s, request)
-        self._known[request] = _Known(model, entry, deadline_s is not None)
+        self._waiting[request] = _Waiting(model, entry, deadline_s is not None)
         insort(queue.entries, entry)
         queue.changed()
         queue.latency.saw_length(length)
 
     def discard(self, request: int) -> None:
         """Note that a waiting request was given up. Unknown requests are ignored."""
-        if request in self._known:
-            known = self._known.pop(request)
-            queue = self._queues[known.model]
-            del queue.entries[bisect_left(queue.entries, known.entry)]
+        if request in self._waiting:
+            one = self._waiting.pop(request)
+            queue = self._queues[one.model]
+            del queue.entries[bisect_left(queue.entries, one.entry)]
             queue.changed()
 
     def choose(self, now_s: float) -> Sequence[int]:
@@ -141,11 +141,11 @@ class OrlojPolicy(GraphPolicy):
                 if members and (worth, len(members)) > best:
                     best, chosen = (worth, len(members)), members
         if chosen:
-            known = [self._known[request] for request in chosen]
-            turns, entries = self._queues[known[0].model].turns, self._queues[known[0].model].entries
+            batch = [self._waiting[request] for request in chosen]
+            turns, entries = self._queues[batch[0].model].turns, self._queues[batch[0].model].entries
             if turns.is_due:
                 turns.had_turn()
-            elif entries[-1][0] > min(one.entry[0] for one in known):  # somebody of a lower priority waits
+            elif entries[-1][0] > min(one.entry[0] for one in batch):  # somebody of a lower priority waits
                 turns.passed_over()
         for request in chosen:
             self.discard(request)
@@ -156,7 +156,7 @@ class OrlojPolicy(GraphPolicy):
         late: list[int] = []
         for queue in self._queues.values():
             if queue.entries:
-                due_s, firm = queue.arrays(self._known)
+                due_s, firm = queue.arrays(self._waiting)
                 hopeless = firm & (due_s < now_s + queue.latency.mean_s(1))
                 late += [queue.entries[i][2] for i in np.flatnonzero(hopeless).tolist()]
         for request in late:
@@ -170,7 +170,7 @@ class OrlojPolicy(GraphPolicy):
 
     def _best_of(self, queue: _Queue, now_s: float) -> tuple[float, list[int]]:
         """Return the worth of the best batch of one model, and its members."""
-        due_s, firm = queue.arrays(self._known)
+        due_s, firm = queue.arrays(self._waiting)
         order = np.arange(len(due_s))
         if queue.turns.is_due:  # requests are numbered in the order of their arrival
             order = np.argsort([request for _, _, request in queue.entries])

@@ -87,12 +87,12 @@ def mmpp_arrivals(
     generator = np.random.default_rng(seed)
     state = int(generator.random() < burst_share)
     parts: list[NDArray[np.float64]] = []
-    reached, found = 0.0, 0
-    while found < count:
+    reached, num_arrivals = 0.0, 0
+    while num_arrivals < count:
         stay = float(generator.exponential(stays[state]))
         arrived = np.sort(generator.random(int(generator.poisson(rates[state] * stay)))) * stay
         parts.append(reached + arrived)
-        reached, found, state = reached + stay, found + len(arrived), 1 - state
+        reached, num_arrivals, state = reached + stay, num_arrivals + len(arrived), 1 - state
     times = np.concatenate(parts)[:count] if parts else np.empty(0)
     return times / rate_rps
 

@@ -64,14 +64,14 @@ def read_conllu(path: str | PathLike[str]) -> list[DependencyTree]:
     has not ten columns or no number of a word and of its head, and if there is no sentence. Source of the format:
     Universal Dependencies, version 2.
     """
-    found: list[DependencyTree] = []
+    trees: list[DependencyTree] = []
     words: list[str] = []
     heads: list[int] = []
     for number, line in enumerate([*read_lines(path), ""], start=1):
         if not line.strip():
             if words:
                 try:
-                    found.append(DependencyTree(tuple(words), np.array(heads, np.int64)))
+                    trees.append(DependencyTree(tuple(words), np.array(heads, np.int64)))
                 except DataError as error:
                     raise DataError(f"{path}, the sentence before line {number}: {error}") from None
             words, heads = [], []
@@ -88,6 +88,6 @@ def read_conllu(path: str | PathLike[str]) -> list[DependencyTree]:
                 )
             words.append(columns[1])
             heads.append(int(columns[6]))
-    if not found:
+    if not trees:
         raise DataError(f"{path}: found no sentence; expected CoNLL-U.")
-    return found
+    return trees

@@ -153,13 +153,13 @@ def random_dependencies(
     Words as in `random_binary_tree`.
     """
     _at_least("max_words", max_words, _at_least("min_words", min_words, 1))
-    generator, found = _generator(seed), list[DependencyTree]()
+    generator, trees = _generator(seed), list[DependencyTree]()
     for size in generator.integers(min_words, max_words, size=_at_least("n", n, 0), endpoint=True).tolist():
         order = generator.permutation(size)
         heads = np.zeros(size, np.int64)
         heads[order[1:]] = order[(generator.random(size - 1) * np.arange(1, size)).astype(np.int64)] + 1
-        found.append(DependencyTree(_words(size, generator, vocabulary), heads))
-    return found
+        trees.append(DependencyTree(_words(size, generator, vocabulary), heads))
+    return trees
 
 
 def complete_tree(num_leaves: int = 16, seed: Seed = 0, vocabulary: int | Sequence[str] = 1000) -> Tree:

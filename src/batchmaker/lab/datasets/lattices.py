@@ -54,8 +54,8 @@ class Lattice:
     @property
     def are_characters(self) -> NDArray[np.bool_]:
         """Which arcs are characters: [num_arcs]."""
-        found: NDArray[np.bool_] = self.arcs[:, 0] == self.arcs[:, 1] - 1
-        return found
+        are_short: NDArray[np.bool_] = self.arcs[:, 0] == self.arcs[:, 1] - 1
+        return are_short
 
 
 def read_lattices(path: str | PathLike[str]) -> list[Lattice]:

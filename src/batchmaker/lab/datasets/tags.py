@@ -31,15 +31,15 @@ def read_tagged(path: str | PathLike[str]) -> list[TaggedSentence]:
     The last bar is the one before the tag. Blank lines are skipped. Raises DataError, naming file and line, for a word
     without a tag, and if there is no sentence. Source of the format: WikiNER (Nothman et al. 2013).
     """
-    found: list[TaggedSentence] = []
+    sentences: list[TaggedSentence] = []
     for number, line in enumerate(read_lines(path), start=1):
         pairs = [token.rpartition("|") for token in tokenize(line)]
         for word, bar, tag in pairs:
             if not (word and tag):
                 raise DataError(f"{path}, line {number}: got {word + bar + tag!r}, expected word|TAG.")
         if pairs:
-            found.append(TaggedSentence(tuple(word for word, _, _ in pairs), tuple(tag for _, _, tag in pairs)))
-    return _not_empty(found, path, "words written word|TAG, a sentence a line")
+            sentences.append(TaggedSentence(tuple(word for word, _, _ in pairs), tuple(tag for _, _, tag in pairs)))
+    return _not_empty(sentences, path, "words written word|TAG, a sentence a line")
 
 
 def read_columns(path: str | PathLike[str]) -> list[TaggedSentence]:
@@ -60,7 +60,7 @@ def read_numbered_characters(path: str | PathLike[str]) -> list[TaggedSentence]:
 
 
 def _read_columns(path: str | PathLike[str], shown: Callable[[str], str], wanted: str) -> list[TaggedSentence]:
-    found: list[TaggedSentence] = []
+    sentences: list[TaggedSentence] = []
     words: list[str] = []
     tags: list[str] = []
     for number, line in enumerate([*read_lines(path), ""], start=1):
@@ -72,16 +72,16 @@ def _read_columns(path: str | PathLike[str], shown: Callable[[str], str], wanted
             words.append(word)
             tags.append(tag)
         elif words:
-            found.append(TaggedSentence(tuple(words), tuple(tags)))
+            sentences.append(TaggedSentence(tuple(words), tuple(tags)))
             words, tags = [], []
-    return _not_empty(found, path, f"{wanted} on each line, and a blank line after each sentence")
+    return _not_empty(sentences, path, f"{wanted} on each line, and a blank line after each sentence")
 
 
 def _without_digit(text: str) -> str:
     return text[:-1] if text[-1:].isdecimal() else ""
 
 
-def _not_empty(found: list[TaggedSentence], path: str | PathLike[str], wanted: str) -> list[TaggedSentence]:
-    if not found:
+def _not_empty(sentences: list[TaggedSentence], path: str | PathLike[str], wanted: str) -> list[TaggedSentence]:
+    if not sentences:
         raise DataError(f"{path}: the file has no sentences; expected {wanted}.")
-    return found
+    return sentences

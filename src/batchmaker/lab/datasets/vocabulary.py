@@ -92,10 +92,10 @@ class Vocabulary:
         """
         lines: list[str] = []
         for path in paths:
-            found = read_lines(path)
-            if not any(line.strip() for line in found):
+            lines_of_file = read_lines(path)
+            if not any(line.strip() for line in lines_of_file):
                 raise DataError(f"{path}: the file has no words; expected lines of whitespace tokens.")
-            lines += found
+            lines += lines_of_file
         return cls.from_lines(lines, max_size)
 
     @classmethod

@@ -79,5 +79,5 @@ def lattice_of(
             word = words.id_of("".join(characters[source:target]))
             if word is not None:
                 arcs.append((source, target, word))
-    given = np.zeros(len(characters), np.int64) if labels is None else labels
-    return Lattice(np.array(arcs, np.int64), np.concatenate((np.zeros(1, np.int64), given)))
+    character_labels = np.zeros(len(characters), np.int64) if labels is None else labels
+    return Lattice(np.array(arcs, np.int64), np.concatenate((np.zeros(1, np.int64), character_labels)))

@@ -43,8 +43,11 @@ def draw_over_time(path: Path, panels: Sequence[TimePanel], title: str, subtitle
         ax.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", color=INK)
         _number_axes(ax, panel.unit, log=panel.log)
     axes[-1][0].set_xlabel("seconds", color=INK)
-    shown = {line.name: handle for ax, panel in zip(axes.flat, panels, strict=True) for line, handle in zip(
-        panel.lines, ax.get_lines(), strict=True)}  # fmt: skip
+    shown = {
+        line.name: handle
+        for ax, panel in zip(axes.flat, panels, strict=True)
+        for line, handle in zip(panel.lines, ax.get_lines(), strict=True)
+    }
     figure.suptitle(title, x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
     figure.text(0.012, 1 - 0.5 / height, subtitle, fontsize=9.5, color="#5b626e", va="top")
     figure.legend(

@@ -56,15 +56,24 @@ def draw_timeline(
         done = [span for span in lane.spans if span.end_s > span.used_s]
         if done:
             ax.barh(
-                [span.row for span in done], [1e3 * (span.end_s - span.used_s) for span in done],
-                left=[1e3 * (span.used_s - start_s) for span in done], height=0.84, color=GREY, hatch="////",
-                edgecolor="#b4b9c2", linewidth=0,
-            )  # fmt: skip
+                [span.row for span in done],
+                [1e3 * (span.end_s - span.used_s) for span in done],
+                left=[1e3 * (span.used_s - start_s) for span in done],
+                height=0.84,
+                color=GREY,
+                hatch="////",
+                edgecolor="#b4b9c2",
+                linewidth=0,
+            )
         ax.barh(
-            [span.row for span in lane.spans], [1e3 * (span.used_s - span.begin_s) for span in lane.spans],
-            left=[1e3 * (span.begin_s - start_s) for span in lane.spans], height=height,
-            color=[_colour(span.request) for span in lane.spans], edgecolor="white", linewidth=edge,
-        )  # fmt: skip
+            [span.row for span in lane.spans],
+            [1e3 * (span.used_s - span.begin_s) for span in lane.spans],
+            left=[1e3 * (span.begin_s - start_s) for span in lane.spans],
+            height=height,
+            color=[_colour(span.request) for span in lane.spans],
+            edgecolor="white",
+            linewidth=edge,
+        )
         ax.set_title(lane.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=22)
         ax.text(0, 1.025, lane.note, transform=ax.transAxes, fontsize=9.5, color="#5b626e")
         ax.set_ylabel("row of the batch", color=INK)
@@ -108,9 +117,14 @@ def draw_profile(path: Path, curves: Sequence[Curve], subtitle: str) -> None:
         at = list(curve.sizes).index(curve.best)
         right.plot([curve.best], [curve.cells_per_s[at]], "o", ms=10, mfc="none", mec=INK, mew=1.5)
         right.text(
-            curve.best, 1.12 * max(curve.cells_per_s), f"max_batch {curve.best} ", ha="right", va="center",
-            fontsize=10, color=INK,
-        )  # fmt: skip
+            curve.best,
+            1.12 * max(curve.cells_per_s),
+            f"max_batch {curve.best} ",
+            ha="right",
+            va="center",
+            fontsize=10,
+            color=INK,
+        )
     height = 3.6 * len(curves) + 1.1
     figure.suptitle("Batch size against speed", x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
     figure.text(0.012, 1 - 0.5 / height, subtitle, fontsize=10, color="#5b626e", va="top")

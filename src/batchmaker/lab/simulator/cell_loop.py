@@ -128,9 +128,9 @@ def _beginners(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Int
         policy.times.seconds,
     )
     looked_at = num_candidates(line[:1], num_waiting, in_flight, watched, auto, seconds)
-    found = who_begins(line[:looked_at], num_waiting, in_flight, watched, auto, seconds, loop.seconds[NOW_S])
-    numbers[REJECTED] = -1 if len(found) > 0 or numbers[IS_LEARNING] else numbers[CHANGES]
-    return found.copy()
+    slots = who_begins(line[:looked_at], num_waiting, in_flight, watched, auto, seconds, loop.seconds[NOW_S])
+    numbers[REJECTED] = -1 if len(slots) > 0 or numbers[IS_LEARNING] else numbers[CHANGES]
+    return slots.copy()
 
 
 @compiled
@@ -141,11 +141,11 @@ def _admit(
     numbers, line, state = loop.numbers, loop.line, state_at(addresses)
     if numbers[NUM_CHOSEN] == 0:
         numbers[WHY] = OVER
-        found = who_joins(loop, watched, policy) if policy.how == LAZY else _beginners(loop, watched, policy)
+        beginners = who_joins(loop, watched, policy) if policy.how == LAZY else _beginners(loop, watched, policy)
         if numbers[WHY] == LEARN:
             return False
-        loop.chosen[: len(found)] = found
-        numbers[NUM_CHOSEN] = len(found)
+        loop.chosen[: len(beginners)] = beginners
+        numbers[NUM_CHOSEN] = len(beginners)
     slots = loop.chosen[: numbers[NUM_CHOSEN]]
     if len(slots) == 0:
         return True
@@ -188,9 +188,14 @@ def _ask(state: State, loop: LoopTables, watched: RequestColumns, policy: Policy
             policy.auto.num_ready[type_id] = types[TAIL_OF_QUEUE, type_id] - types[HEAD_OF_QUEUE, type_id]
         count_chains(ready, in_flight, watched.left, watched.width, policy.auto.independent)
         order = type_order(
-            ready, loop.numbers[LAST] - loop.numbers[FIRST], in_flight, watched, policy.auto, policy.times.seconds,
+            ready,
+            loop.numbers[LAST] - loop.numbers[FIRST],
+            in_flight,
+            watched,
+            policy.auto,
+            policy.times.seconds,
             loop.seconds[NOW_S],
-        )  # fmt: skip
+        )
     elif len(ready) > 1 and loop.numbers[MODELS] > 1:
         urgency = urgency_of(loop, watched, policy)
         if len(urgency) == 0:
@@ -232,16 +237,22 @@ def _submitted(
 
 @compiled
 def _end_step(
-    addresses: Ints, loop: LoopTables, device: DeviceCosts, watched: RequestColumns, policy: Policy, task: Ints,
-    taken_s: float, rows: int,
-) -> None:  # fmt: skip
+    addresses: Ints,
+    loop: LoopTables,
+    device: DeviceCosts,
+    watched: RequestColumns,
+    policy: Policy,
+    task: Ints,
+    taken_s: float,
+    rows: int,
+) -> None:
     """The next step of the task is done: retire it, answer whom it finishes, and learn from it."""
     numbers, type_id, step, now_s = loop.numbers, task[OF_TYPE], loop.numbers[STEP], loop.seconds[NOW_S]
-    found = retire(addresses, task, step, step + 1, loop.never, True, taken_s)
+    outcome = retire(addresses, task, step, step + 1, loop.never, True, taken_s)
     numbers[STEP] += 1
-    num_finished = found[NUM_FINISHED]
+    num_finished = outcome[NUM_FINISHED]
     for i in range(num_finished):
-        loop.finished_s[found[RETIRED + num_finished + i]] = now_s
+        loop.finished_s[outcome[RETIRED + num_finished + i]] = now_s
     if policy.how == CELLULAR:
         return
     times = policy.times
@@ -251,7 +262,7 @@ def _end_step(
     numbers[CHANGES] += num_finished > 0
     if num_finished == 0:
         return
-    slots = found[RETIRED : RETIRED + num_finished]
+    slots = outcome[RETIRED : RETIRED + num_finished]
     if policy.how == LAZY:
         learn_lengths(loop, watched, policy, slots)
     elif note_ended(slots, watched.left, watched.done, watched.width, policy.auto.ended):
@@ -267,9 +278,15 @@ def _end_step(
 
 @compiled
 def play(
-    addresses: Ints, forms: Ints, loop: LoopTables, offer: OfferTables, device: DeviceCosts, watched: RequestColumns,
-    policy: Policy, task: Ints,
-) -> Ints:  # fmt: skip
+    addresses: Ints,
+    forms: Ints,
+    loop: LoopTables,
+    offer: OfferTables,
+    device: DeviceCosts,
+    watched: RequestColumns,
+    policy: Policy,
+    task: Ints,
+) -> Ints:
     """Play until all is done, or until there is something to do that is not compiled: see `numbers[WHY]`.
 
     addresses, forms: see `arrive`. Returns the task that runs, to go on with: see `packed`.

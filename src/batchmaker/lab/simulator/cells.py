@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +13,13 @@ from batchmaker.arrays import Ints
 from batchmaker.core.commands import Admit, Fail, NodesBegun, Reply, RunTask
 from batchmaker.core.events import CellTypeAdded, Event, RequestArrived, RequestId, StepsFinished, TimePassed
 from batchmaker.core.scheduler import Scheduler
-from batchmaker.cost.profile import Overhead
 from batchmaker.errors import OptionError
 from batchmaker.lab.simulator.core_tables import task_s
+from batchmaker.lab.simulator.costs import SimulatedDevice
 from batchmaker.lab.simulator.decisions import Deciding
-from batchmaker.lab.simulator.driver import Observe, Simulation
-from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
+from batchmaker.lab.simulator.driver import Observe, OfFleet, Simulation
+from batchmaker.lab.simulator.workload import Offered, SimulatedModel
 from batchmaker.policies.base import CellPolicy
-
-NO_OVERHEAD: Final = Overhead()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +33,13 @@ class _Step:
 
 @final
 class CellSimulation(Simulation[_Step]):
-    """One simulation of a cell policy. seconds: [cells, max_batch + 1], see `costs.step_seconds`.
+    """One simulation of a cell policy. The device's costs are [cells, max_batch + 1].
 
-    run_ahead, take_turns, give_up_late, plan_rows: see Scheduler. A run that may end has as many steps as its graph
-    says, and the scheduler learns so only when the last of them is done. overhead: each step ends so much later, and
-    the first step that is submitted after a request arrived begins later by `request_s`. With any overhead,
-    tasks that are weighed against their own cost are as long as the engine's. coming, records, ended: see Simulation.
-    Values that decide are those of RecordedDecisions.
+    give_up_late, plan_rows: see Scheduler. A run that may end has as many steps as its graph says, and the scheduler
+    learns so only when the last of them is done. With the device's overhead each step ends so much later, and the first
+    step that is submitted after a request arrived begins later by `request_s`. With any overhead, tasks that are
+    weighed against their own cost are as long as the engine's. fleet: see Simulation. Values that decide are those of
+    RecordedDecisions.
     """
 
     def __init__(
@@ -49,24 +47,16 @@ class CellSimulation(Simulation[_Step]):
         model: SimulatedModel,
         policy: CellPolicy,
         offered: Offered,
-        seconds: NDArray[np.float64],
+        device: SimulatedDevice,
         *,
         sla_s: float | None = None,
-        num_workers: int = 1,
-        run_ahead: int = 0,
-        take_turns: bool = False,
-        overhead: Overhead = NO_OVERHEAD,
         give_up_late: bool = False,
         plan_rows: bool = False,
         observe: Observe | None = None,
-        coming: list[int] | None = None,
-        records: Records | None = None,
-        ended: Callable[[int, float], None] | None = None,
+        fleet: OfFleet | None = None,
     ) -> None:
-        super().__init__(
-            offered, sla_s, num_workers, policy.name, observe, give_up_late=give_up_late, coming=coming,
-            records=records, ended=ended,
-        )  # fmt: skip
+        super().__init__(offered, sla_s, device.workers, policy.name, observe, give_up_late=give_up_late, fleet=fleet)
+        seconds = device.costs.seconds
         largest = max(cell.max_batch for cell in model.cells)
         if seconds.shape[0] != len(model.cells) or seconds.shape[1] <= largest:
             raise OptionError(
@@ -75,16 +65,21 @@ class CellSimulation(Simulation[_Step]):
             )
         policy.check_cells(model.cells)
         self.scheduler = Scheduler(
-            policy, num_workers=num_workers, run_ahead=run_ahead, take_turns=take_turns, give_up_late=give_up_late,
-            plan_rows=plan_rows, task_s=task_s(overhead),
-        )  # fmt: skip
+            policy,
+            num_workers=device.workers,
+            run_ahead=device.run_ahead,
+            take_turns=device.take_turns,
+            give_up_late=give_up_late,
+            plan_rows=plan_rows,
+            task_s=task_s(device.overhead),
+        )
         self._model = model
         self._requests = offered.requests
         self._seconds: list[list[float]] = seconds.tolist()
-        self._run_ahead = run_ahead
-        self._overhead = overhead
+        self._run_ahead = device.run_ahead
+        self._overhead = device.overhead
         self._num_new = 0  # requests that arrived since a step was submitted
-        self._free_s = [0.0] * num_workers
+        self._free_s = [0.0] * device.workers
         self._by_slot: NDArray[np.int64] = np.zeros(256, np.int64)
         self._deciding = Deciding()
 

@@ -58,7 +58,7 @@ def compiled_cells(
     sla_s: float | None = None,
     overhead: Overhead,
 ) -> CompiledCells | str:
-    """Return the simulation; or why the compiled loop cannot play it. seconds: as of CellSimulation.
+    """Return the simulation; or why the compiled loop cannot play it. seconds: as in StepCosts.
 
     It plays `cellular`, `lazy` and `auto` on one worker that does not run ahead.
     """
@@ -146,9 +146,12 @@ class CompiledCells:
         self._requests = RequestTable()
         self._note_kinds(model, shapes, sla_s)
         self._device = DeviceCosts(
-            np.ascontiguousarray(seconds, np.float64), overhead.step_s, overhead.row_s, overhead.turn_s,
+            np.ascontiguousarray(seconds, np.float64),
+            overhead.step_s,
+            overhead.row_s,
+            overhead.turn_s,
             overhead.request_s,
-        )  # fmt: skip
+        )
         self._offer = _offer(shapes, kinds, np.ascontiguousarray(offered.arrived_s, np.float64), sla_s, num_types)
         self.records = Records.of(offered.arrived_s)
         self._loop = LoopTables(
@@ -158,8 +161,10 @@ class CompiledCells:
         )  # fmt: skip
         self._loop.numbers[REJECTED] = -1
         self._cells = model.cells
-        self._told = self._policy_tables()
-        self._loop.numbers[STALE] = self._told.how == LAZY and bool(np.any(self._told.lazy.predictions.fixed == 0))
+        self._compiled_policy = self._policy_tables()
+        self._loop.numbers[STALE] = self._compiled_policy.how == LAZY and bool(
+            np.any(self._compiled_policy.lazy.predictions.fixed == 0)
+        )
 
     def _note_kinds(self, model: SimulatedModel, shapes: list[SimulatedRequest], sla_s: float | None) -> None:
         """Note what requests are like, as they would be noted when they arrive."""
@@ -175,9 +180,15 @@ class CompiledCells:
         numbers, records, task = self._loop.numbers, self.records, np.zeros(HEADER, np.int64)
         while True:
             task = play(
-                self._tables.addresses, self._tables.forms, self._loop, self._offer, self._device, self._watched(),
-                self._told, task,
-            )  # fmt: skip
+                self._tables.addresses,
+                self._tables.forms,
+                self._loop,
+                self._offer,
+                self._device,
+                self._watched(),
+                self._compiled_policy,
+                task,
+            )
             if numbers[WHY] == OVER:
                 break
             if numbers[WHY] == NO_ROOM:
@@ -192,7 +203,7 @@ class CompiledCells:
 
     def _watched(self) -> RequestColumns:
         table = self._requests
-        if self._told.how != CELLULAR:
+        if self._compiled_policy.how != CELLULAR:
             table.fit(self._tables.num_slots - 1)
         return table.columns
 
@@ -204,24 +215,24 @@ class CompiledCells:
             times = _times(policy, self._cells) if isinstance(policy, AutoPolicy) else policy.times
             times.rebuild()
             numbers[SINCE] = 0
-            self._told = self._told._replace(times=times.tables)
+            self._compiled_policy = self._compiled_policy._replace(times=times.tables)
         elif isinstance(policy, LazyPolicy):
-            self._learn_lengths(policy, self._told.lazy)
+            self._learn_lengths(policy, self._compiled_policy.lazy)
         if isinstance(policy, AutoPolicy) and numbers[STALE]:
-            self._told = self._told._replace(auto=policy.tables(self._requests))
+            self._compiled_policy = self._compiled_policy._replace(auto=policy.tables(self._requests))
             numbers[STALE], numbers[IS_LEARNING] = 0, policy.is_learning
 
     def _learn_lengths(self, policy: LazyPolicy, lazy: Lazy) -> None:
         profiles = [profile for _, _, profile in policy.steps_left.predicted]
-        for profile, given, steps, seen in zip(
+        for profile, given_lengths, steps, seen in zip(
             profiles, lazy.seen_given, lazy.seen_steps, lazy.num_seen.tolist(), strict=True
         ):
-            profile.observe_all(given[:seen], steps[:seen])
+            profile.observe_all(given_lengths[:seen], steps[:seen])
         predictions = policy.steps_left.predictions()
         lazy.num_seen[:] = 0
         lazy.stale_at[:] = [profile.num_until_stale for profile in profiles]
         self._loop.numbers[STALE] = 0
-        self._told = self._told._replace(lazy=lazy._replace(predictions=predictions))
+        self._compiled_policy = self._compiled_policy._replace(lazy=lazy._replace(predictions=predictions))
 
     def _policy_tables(self) -> Policy:
         """Return what the policy knows, for the loop; of other policies, nothing that is ever read."""
@@ -265,8 +276,12 @@ def _predictions(left: StepsLeft) -> Predictions:
     if left.lengths != "conditional" or not left.predicted:
         return left.predictions()
     num = len(left.predicted)
-    cell, given = [cell for cell, _, _ in left.predicted], [given for _, given, _ in left.predicted]
+    cell, source = [cell for cell, _, _ in left.predicted], [source for _, source, _ in left.predicted]
     return Predictions(
-        np.array(cell, np.int64), np.array([NOBODY if one is None else one for one in given], np.int64),
-        np.zeros(num, np.int64), np.zeros((num, 0), np.int64), np.zeros((num, 0, 0), np.int64), np.zeros(num, np.int64),
-    )  # fmt: skip
+        np.array(cell, np.int64),
+        np.array([NOBODY if one is None else one for one in source], np.int64),
+        np.zeros(num, np.int64),
+        np.zeros((num, 0), np.int64),
+        np.zeros((num, 0, 0), np.int64),
+        np.zeros(num, np.int64),
+    )

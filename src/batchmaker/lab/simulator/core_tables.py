@@ -77,10 +77,10 @@ class CoreTables:
         self._copies.max_forms = self._copies.max_nodes = _NO_LIMIT
         self._counts = np.zeros((3, len(graphs)), np.int64)
         self._places = np.zeros((len(cells), len(graphs)), np.int64)
-        known = set[int]()
+        graph_ids = set[int]()
         for number, graph in enumerate(graphs):
-            extent = state.admission.admit([copy(graph) if id(graph) in known else graph], [0]).extents[:, 0]
-            known.add(id(graph))
+            extent = state.admission.admit([copy(graph) if id(graph) in graph_ids else graph], [0]).extents[:, 0]
+            graph_ids.add(id(graph))
             self._counts[:, number] = extent[[NUM_NODES, NUM_SUBGRAPHS, EXTENT_NUM_EDGES]]
             for part in graph.parts:
                 np.add.at(self._places[:, number], part.type_id if isinstance(part, Run) else part.types, 1)
@@ -107,8 +107,8 @@ class CoreTables:
     def ids_of_ready(self, type_id: int) -> list[int]:
         """Return the requests that have ready nodes of a type, in the order of their queue."""
         arena = self._arena
-        found: list[int] = arena.requests[ID, arena.request[arena.ready_keys(type_id) & NODE_MASK]].tolist()
-        return found
+        ids: list[int] = arena.requests[ID, arena.request[arena.ready_keys(type_id) & NODE_MASK]].tolist()
+        return ids
 
     @property
     def num_slots(self) -> int:

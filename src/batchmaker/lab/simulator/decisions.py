@@ -17,7 +17,7 @@ from batchmaker.graph.cell_graph import CellGraph, Work
 from batchmaker.graph.regions import Region, Segment, segments_of
 from batchmaker.graph.work import work_of
 
-Told = tuple[int, int, int]
+ReadValue = tuple[int, int, int]
 """An output, a node, and the value: what a decision looks at."""
 
 
@@ -33,8 +33,8 @@ class RecordedDecisions:
     order than they were computed in. They then change places; the request has the same values in all.
     """
 
-    own: tuple[Told, ...]
-    begun: tuple[tuple[tuple[Told, ...], ...], ...]
+    own: tuple[ReadValue, ...]
+    begun: tuple[tuple[tuple[ReadValue, ...], ...], ...]
     work: Work
 
 
@@ -62,13 +62,13 @@ class Deciding:
     """The values that the scheduler has not been told yet, of the requests in flight in one simulation."""
 
     def __init__(self) -> None:
-        self._told: list[Told] = []
+        self._values: list[ReadValue] = []
         self._num_begun: dict[int, list[int]] = {}  # by request, of each of its segments
         self._numbers: dict[Region, dict[int, int]] = {}  # id of a segment -> its place among its region's
 
     def admitted(self, decided: RecordedDecisions, shift: int) -> None:
         """Note that the request's own graph has got its numbers: local node n is node n + shift."""
-        self._told += [(output, node + shift, value) for output, node, value in decided.own]
+        self._values += [(output, node + shift, value) for output, node, value in decided.own]
 
     def begun(self, request: int, region: Region, decided: RecordedDecisions, segment: Segment, base: int) -> None:
         """Note that a copy of a segment has begun, from node `base` on. InvariantError for one that never was."""
@@ -79,7 +79,7 @@ class Deciding:
         copies = decided.begun[number]
         if counts[number] == len(copies):
             raise InvariantError(f"request {request} lets a segment begin {len(copies) + 1} times, recorded one less")
-        self._told += [(output, base + node, value) for output, node, value in copies[counts[number]]]
+        self._values += [(output, base + node, value) for output, node, value in copies[counts[number]]]
         counts[number] += 1
 
     def ended(self, request: int) -> None:
@@ -88,8 +88,8 @@ class Deciding:
 
     def take(self) -> tuple[tuple[int, Ints, Ints], ...]:
         """Return what is to be told now, as StepsFinished has it: output, nodes, values."""
-        if not self._told:
+        if not self._values:
             return ()
-        rows = np.array(self._told, np.int64)
-        self._told.clear()
+        rows = np.array(self._values, np.int64)
+        self._values.clear()
         return tuple([(output, *rows[rows[:, 0] == output].T[1:]) for output in np.unique(rows[:, 0]).tolist()])

@@ -35,6 +35,19 @@ class Computed:
 Observe = Callable[[Computed], None]
 
 
+@dataclass(frozen=True, slots=True)
+class OfFleet:
+    """What makes a simulation one of a fleet.
+
+    coming: numbers of the requests that it has got so far, in order. records: that the fleet shares. ended: called with
+    the number of a request and the time when it is answered or fails.
+    """
+
+    coming: list[int]
+    records: Records
+    ended: Callable[[int, float], None]
+
+
 class Simulation(ABC, Generic[Ran]):
     """Runs one scheduler from the first arrival to the last answer. Scheduling itself takes no time.
 
@@ -44,9 +57,7 @@ class Simulation(ABC, Generic[Ran]):
     Arrivals are told to the scheduler when a worker may be given work, or with the next end of a call: until then it
     could do nothing about them. With `give_up_late` they are told at once, since it may give them up.
 
-    One of a fleet is not run but asked for its turns: `begin` once, then `offer`, `next_s` and `turn`. coming: numbers
-    of the requests that it has got so far, in order; None: all. records: that the fleet shares. ended: called with the
-    number of a request and the time when it is answered or fails.
+    One of a fleet is not run but asked for its turns: `begin` once, then `offer`, `next_s` and `turn`.
     """
 
     def __init__(
@@ -58,9 +69,7 @@ class Simulation(ABC, Generic[Ran]):
         observe: Observe | None,
         *,
         give_up_late: bool,
-        coming: list[int] | None = None,
-        records: Records | None = None,
-        ended: Callable[[int, float], None] | None = None,
+        fleet: OfFleet | None = None,
     ) -> None:
         if num_workers < 1:
             raise OptionError(f"workers must be at least 1, got {num_workers}")
@@ -70,14 +79,14 @@ class Simulation(ABC, Generic[Ran]):
         self._sla_s = sla_s
         self._name = name
         self._tell_at_once = give_up_late
-        self._coming: Sequence[int] = range(len(self._arrived_s)) if coming is None else coming
+        self._coming: Sequence[int] = range(len(self._arrived_s)) if fleet is None else fleet.coming
         self._next = 0  # in `_coming`
         self._on_workers: list[tuple[float, int, Ran]] = []  # a heap by the end; then in order of submission
         self._submitted = 0
         self._unfinished = [0] * num_workers
         self._observe = observe
-        self._ended = ended
-        self.records = Records.of(offered.arrived_s) if records is None else records
+        self._ended = None if fleet is None else fleet.ended
+        self.records = Records.of(offered.arrived_s) if fleet is None else fleet.records
 
     def run(self) -> Records:
         """Run to the end. InvariantError if the policy leaves requests unanswered with nothing running."""

@@ -33,22 +33,22 @@ def who_joins(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Ints
     if first == last or numbers[CHANGES] == numbers[REJECTED]:
         return loop.line[:0]
     room = lazy.cap - len(in_flight) if numbers[MODELS] < 2 else lazy.cap * numbers[MODELS]
-    found = loop.line[first : min(last, first + max(room, 0))]
+    candidates = loop.line[first : min(last, first + max(room, 0))]
     if numbers[MODELS] > 1:
-        found = fitting(watched.model, in_flight, found, lazy.cap, numbers[MODELS])
-    if len(found) > 0 and len(in_flight) > 0 and (lazy.rules.benefit or lazy.rules.slack != NO_TEST):
+        candidates = fitting(watched.model, in_flight, candidates, lazy.cap, numbers[MODELS])
+    if len(candidates) > 0 and len(in_flight) > 0 and (lazy.rules.benefit or lazy.rules.slack != NO_TEST):
         if numbers[STALE]:
             numbers[WHY] = LEARN
             return loop.line[:0]
         num = num_joining_of(
-            np.concatenate((in_flight, found)), len(in_flight), watched.left, watched.done, watched.width,
+            np.concatenate((in_flight, candidates)), len(in_flight), watched.left, watched.done, watched.width,
             watched.is_open, watched.deadline_s, watched.began_s, lazy.predictions, policy.times.seconds,
             loop.seconds[NOW_S], lazy.rules,
         )  # fmt: skip
-        found = found[:num]
+        candidates = candidates[:num]
         if num == 0:
             numbers[REJECTED] = numbers[CHANGES]
-    return found.copy()
+    return candidates.copy()
 
 
 @compiled
@@ -67,10 +67,10 @@ def urgency_of(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Flo
 @compiled
 def learn_lengths(loop: LoopTables, watched: RequestColumns, policy: Policy, slots: Ints) -> None:
     """Note the lengths of the runs of requests that are done."""
-    lazy, cells, given = policy.lazy, policy.lazy.predictions.cell, policy.lazy.predictions.given
+    lazy, cells, sources = policy.lazy, policy.lazy.predictions.cell, policy.lazy.predictions.source
     for slot in slots:
         for which in range(len(cells)):
-            done, source, at = watched.done[slot, cells[which]], given[which], lazy.num_seen[which]
+            done, source, at = watched.done[slot, cells[which]], sources[which], lazy.num_seen[which]
             if done == 0 or lazy.predictions.fixed[which] > 0:
                 continue
             lazy.seen_given[which, at] = watched.left[slot, source] + watched.done[slot, source] if source >= 0 else 0

@@ -147,9 +147,9 @@ def check_replay(log: EventLog, policy: CellPolicy | None = None) -> int:
         commands = scheduler.handle(*turn.events)
         if len(commands) != len(turn.commands):
             raise InvariantError(f"turn {number}: {len(commands)} commands, recorded were {len(turn.commands)}")
-        for given, recorded in zip(commands, turn.commands, strict=True):
-            if not _same(given, recorded):
-                raise InvariantError(f"turn {number}: the command is {given}, recorded was {recorded}")
+        for command, recorded in zip(commands, turn.commands, strict=True):
+            if not _same(command, recorded):
+                raise InvariantError(f"turn {number}: the command is {command}, recorded was {recorded}")
         count += len(commands)
     return count
 
@@ -159,12 +159,18 @@ def _without_values(event: Event) -> Event:
     if not isinstance(event, RequestArrived | GraphExtended):
         return event
     graph = event.graph
-    kept = CellGraph(
-        graph.first, graph.num_nodes, list(graph.blocks), list(graph.runs),
-        [replace(host, values=None) for host in graph.host_inputs], list(graph.fetches), graph.plain, kept=graph.kept,
+    bare = CellGraph(
+        graph.first,
+        graph.num_nodes,
+        list(graph.blocks),
+        list(graph.runs),
+        [replace(host, values=None) for host in graph.host_inputs],
+        list(graph.fetches),
+        graph.plain,
+        kept=graph.kept,
         memories=list(graph.memories),
-    )  # fmt: skip
-    return replace(event, graph=kept)
+    )
+    return replace(event, graph=bare)
 
 
 def _tagged(one: Event | Command) -> tuple[str, dict[str, Any]]:

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from batchmaker.cost.profile import Overhead
-from batchmaker.errors import OptionError
-from batchmaker.lab.simulator.cells import NO_OVERHEAD, CellSimulation
+from batchmaker.lab.simulator.cells import CellSimulation
 from batchmaker.lab.simulator.compiled_cells import CompiledCells, compiled_cells
-from batchmaker.lab.simulator.costs import StepCosts
+from batchmaker.lab.simulator.costs import SimulatedDevice
 from batchmaker.lab.simulator.driver import Observe
 from batchmaker.lab.simulator.graphs import GraphSimulation
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 
-
-@dataclass(frozen=True, slots=True)
-class SimulatedDevice:
-    """The simulated device. costs: of steps. workers: devices of one kind.
-
-    For cell policies alone: run_ahead, take_turns: see Scheduler. overhead: of an engine whose own thread is the one
-    worker; OptionError with more.
-    """
-
-    costs: StepCosts
-    workers: int = 1
-    run_ahead: int = 0
-    take_turns: bool = False
-    overhead: Overhead = NO_OVERHEAD
-
-    def __post_init__(self) -> None:
-        if self.workers > 1 and self.overhead != NO_OVERHEAD:
-            raise OptionError(
-                f"the overhead is that of an engine that computes in its own thread; got {self.workers} workers, "
-                "whose steps it would run beside. Leave it out, or simulate one worker"
-            )
+__all__ = ["SimulatedDevice", "simulate"]
 
 
 def simulate(
@@ -55,15 +31,17 @@ def simulate(
     """
     if isinstance(policy, GraphPolicy):
         return GraphSimulation(
-            model, policy, offered, device.costs, sla_s=sla_s, num_workers=device.workers, give_up_late=give_up_late,
+            model,
+            policy,
+            offered,
+            device.costs,
+            sla_s=sla_s,
+            num_workers=device.workers,
+            give_up_late=give_up_late,
             observe=observe,
-        ).run()  # fmt: skip
+        ).run()
     if device.workers == 1 and not (device.run_ahead or device.take_turns or give_up_late or observe):
         compiled = compiled_cells(model, policy, offered, device.costs.seconds, sla_s=sla_s, overhead=device.overhead)
         if isinstance(compiled, CompiledCells):
             return compiled.run()
-    return CellSimulation(
-        model, policy, offered, device.costs.seconds, sla_s=sla_s, num_workers=device.workers,
-        run_ahead=device.run_ahead, take_turns=device.take_turns, overhead=device.overhead, give_up_late=give_up_late,
-        observe=observe,
-    ).run()  # fmt: skip
+    return CellSimulation(model, policy, offered, device, sla_s=sla_s, give_up_late=give_up_late, observe=observe).run()

@@ -29,7 +29,7 @@ class Together:
             raise OptionError(f"models that run together need names of their own, got {', '.join(names) or 'none'}")
         self._names = names
         self._first = np.cumsum([0, *(len(model.cells) for model in models)]).tolist()
-        self._known: dict[tuple[int, int], tuple[SimulatedRequest, SimulatedRequest]] = {}
+        self._requests: dict[tuple[int, int], tuple[SimulatedRequest, SimulatedRequest]] = {}
         cells = [
             replace(cell, type_id=TypeId(cell.type_id + first), name=f"{model.name}/{cell.name}")
             for model, first in zip(models, self._first, strict=False)
@@ -45,10 +45,10 @@ class Together:
         if request.decided is not None:
             raise OptionError(f"model {self._names[number]!r} decides by values, so it cannot run with others")
         key = (number, id(request))
-        if key not in self._known:
+        if key not in self._requests:
             moved = _shifted(request.graph, self._first[number])
-            self._known[key] = (request, replace(request, graph=moved, model=number))  # keeps the key's id in use
-        return self._known[key][1]
+            self._requests[key] = (request, replace(request, graph=moved, model=number))  # keeps the key's id in use
+        return self._requests[key][1]
 
     def profile(self, profiles: Sequence[CostProfile]) -> CostProfile:
         """Return the cost profile of all models' cells. profiles: one per model, in order."""
@@ -71,6 +71,6 @@ def _shifted(graph: CellGraph, first: int) -> CellGraph:
         graph,
         blocks=[replace(block, types=block.types + np.int16(first)) for block in graph.blocks],
         runs=[replace(run, type_id=TypeId(run.type_id + first)) for run in graph.runs],
-        host_inputs=[replace(given, type_id=TypeId(given.type_id + first)) for given in graph.host_inputs],
+        host_inputs=[replace(host, type_id=TypeId(host.type_id + first)) for host in graph.host_inputs],
         known_work=None,
     )

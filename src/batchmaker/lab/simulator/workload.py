@@ -78,8 +78,8 @@ class ShapedRequests(Sequence[SimulatedRequest]):
     def __getitem__(self, index: int | slice) -> SimulatedRequest | ShapedRequests:
         if isinstance(index, slice):
             return ShapedRequests(self.shapes, self.kinds[index])
-        found: SimulatedRequest = self.shapes[int(self.kinds[index])]
-        return found
+        shape: SimulatedRequest = self.shapes[int(self.kinds[index])]
+        return shape
 
     def __iter__(self) -> Iterator[SimulatedRequest]:
         return (self.shapes[kind] for kind in self.kinds)

@@ -91,10 +91,10 @@ def option_names(name: str) -> tuple[str, ...]:
 
 def make(name: str, **options: Any) -> Model:
     """Return a new model by name. For an unknown name or option OptionError names the nearest one."""
-    known = option_names(name)
+    names = option_names(name)
     for option in options:
-        if option not in known:
-            raise unknown_name(f"option of model {name!r}", option, known)
+        if option not in names:
+            raise unknown_name(f"option of model {name!r}", option, names)
     model = MODELS[name](**options)
     model.config = {**_NETWORKS[name].options, **options} if name in _NETWORKS else options
     return model

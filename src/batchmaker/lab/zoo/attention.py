@@ -74,9 +74,9 @@ class Remember(nn.Module):
         self.parts = parts
         self.block = block
 
-    def forward(self, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return (values, keys, count) after writing `block` places from `count` on; the arguments are not modified."""
-        *rows, values, keys, count = given
+        *rows, values, keys, count = inputs
         parts = self.parts
         value = torch.stack([torch.cat(rows[at : at + parts], -1) for at in range(0, len(rows), parts)], 1)
         key = self.keys(value)

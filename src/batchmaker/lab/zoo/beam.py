@@ -66,9 +66,16 @@ class BeamStep(nn.Module):
         self.project = nn.Linear(hidden, vocabulary_size)
 
     def forward(
-        self, choice: Tensor, memory: Tensor, number: Tensor, score: Tensor, h: Tensor, c: Tensor, length: Tensor,
+        self,
+        choice: Tensor,
+        memory: Tensor,
+        number: Tensor,
+        score: Tensor,
+        h: Tensor,
+        c: Tensor,
+        length: Tensor,
         end: Tensor,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+    ) -> tuple[Tensor, ...]:
         """Return done [n] bool, and the state after the step; shapes as above."""
         (count, beam), words = choice.shape, self.words
         word = choice % words
@@ -77,12 +84,12 @@ class BeamStep(nn.Module):
         scores = self.attend(h) @ memory.transpose(1, 2)
         is_step = torch.arange(memory.shape[1]) < number[:, None]
         context = scores.masked_fill(~is_step[:, None], -math.inf).softmax(-1) @ memory
-        given = self.project(self.combine(torch.cat((context, h), -1)).tanh())
-        rises = given.float().log_softmax(-1)
+        logits = self.project(self.combine(torch.cat((context, h), -1)).tanh())
+        rises = logits.float().log_softmax(-1)
         ended = word == end[:, None]
-        kept = torch.full((words,), -math.inf)
-        kept[EOS] = 0.0
-        rises = torch.where(ended[:, :, None], kept, rises)
+        only_eos = torch.full((words,), -math.inf)
+        only_eos[EOS] = 0.0
+        rises = torch.where(ended[:, :, None], only_eos, rises)
         score, choice = (score[:, :, None] + rises).flatten(1).topk(beam, -1)
         parent = choice // words
         length = (length + ~ended).gather(1, parent)
@@ -192,8 +199,8 @@ class AttentionSeq2SeqModel(PaddedModel):
         return torch.from_numpy(words)[: int(lengths[best])]
 
     def _parse(self, request: Any) -> Order:
-        given, words, until = read_order(request, until_eos=self.until_eos)
-        source = checked_tokens(given, self.vocabulary_size, "the source")
+        tokens, words, until = read_order(request, until_eos=self.until_eos)
+        source = checked_tokens(tokens, self.vocabulary_size, "the source")
         return Order(source, words or self.max_words or 2 * len(source) + 10, until)
 
 

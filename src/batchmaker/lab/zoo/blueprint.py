@@ -54,7 +54,7 @@ class Blueprint:
         self._model = model
         self._computes = computes
         self.shapes = ShapeRegistry()
-        self._known: dict[Hashable, SimulatedRequest] = {}
+        self._requests: dict[Hashable, SimulatedRequest] = {}
         self.decides = self.request(model.example_request).decided is not None
 
     @property
@@ -69,7 +69,7 @@ class Blueprint:
         of words in the request. Requests of one shape are one object; where values may decide, of equal values.
         """
         key = _likeness(request, with_floats=self._computes)
-        if key not in self._known:
+        if key not in self._requests:
             unfolding = Unfolding(self._model, self.shapes, request)
             unfolding.start()
             if unfolding.open:
@@ -87,8 +87,8 @@ class Blueprint:
                 flat = _Flat(self.shapes.types, [flat_module(module) for module in self.shapes.modules])
                 decided = DecidedRequest(flat, unfolding.graph, unfolding.loops).recorded
             graph, length = _open_ended(unfolding.graph), int(self._model.length(request))
-            self._known[key] = SimulatedRequest(graph, length, decided=decided)
-        return self._known[key]
+            self._requests[key] = SimulatedRequest(graph, length, decided=decided)
+        return self._requests[key]
 
     def sized(self, source: int, words: int = 1) -> SimulatedRequest:
         """Return a request like the example, with a source of `source` elements and `words` words.

@@ -65,11 +65,11 @@ class ChildSumWeights(nn.Module):
         f, iou = self.given(self.embedding(word)).split((self.hidden, 3 * self.hidden), 1)
         return f, iou
 
-    def state(self, gates: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (h, c, U h). gates: i, o, u before their functions, [n, 3 hidden]. kept: the sum of f_k c_k."""
+    def state(self, gates: Tensor, cell_sum: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (h, c, U h). gates: i, o, u before their functions, [n, 3 hidden]. cell_sum: of f_k c_k."""
         i, o, u = gates.chunk(3, 1)
         c = i.sigmoid() * u.tanh()
-        c = c if kept is None else c + kept
+        c = c if cell_sum is None else c + cell_sum
         h = o.sigmoid() * c.tanh()
         return h, c, self.forget(h)
 
@@ -104,8 +104,8 @@ class ChildSumNode(nn.Module):
     def forward(self, word: Tensor, *states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         f, iou = self.weights.of_word(word)
         h, c, messages = states[::3], states[1::3], states[2::3]
-        kept = [(f + messages[k]).sigmoid() * c[k] for k in range(len(c) - 1)]
-        total, cells = reduce(torch.add, h), reduce(torch.add, kept, c[-1])
+        gated_cells = [(f + messages[k]).sigmoid() * c[k] for k in range(len(c) - 1)]
+        total, cells = reduce(torch.add, h), reduce(torch.add, gated_cells, c[-1])
         if self.is_group:
             return total, cells, torch.zeros_like(total)
         return self.weights.state(iou + self.weights.sums(total), cells)
@@ -153,11 +153,14 @@ class ChildSumModel(Model):
         edges = [*((1, child) for child in range(2, 3 + GROUP)), (0, 1)]
         self.example_request = {"words": [0] * (3 + GROUP), "edges": edges}
 
-    def encode(self, given: Dependencies, vocabulary: WordIds) -> dict[str, Any]:
+    def encode(self, dependencies: Dependencies, vocabulary: WordIds) -> dict[str, Any]:
         """Return the request for the dependencies of a sentence."""
-        heads = np.asarray(given.heads)
+        heads = np.asarray(dependencies.heads)
         children = np.flatnonzero(heads)
-        return {"words": vocabulary.encode_words(given.words), "edges": np.stack((heads[children] - 1, children), 1)}
+        return {
+            "words": vocabulary.encode_words(dependencies.words),
+            "edges": np.stack((heads[children] - 1, children), 1),
+        }
 
     def unfold(self, request: Any) -> Any:
         """Return the result by the option `output`."""
@@ -166,15 +169,15 @@ class ChildSumModel(Model):
         groups, count = calls.counts[1:].tolist()
         if count == 0:
             return self._result(leaves[0], leaves[0][0])
-        given, places, children = words[calls.nodes[:count]], calls.places[:count], calls.children[:count]
+        node_words, places, children = words[calls.nodes[:count]], calls.places[:count], calls.children[:count]
         if groups == 0:
-            h = self.inner.tree(children, leaves, given)[0]
+            h = self.inner.tree(children, leaves, node_words)[0]
         else:
             one, other = slice(groups), slice(groups, None)
             h = tree(
                 leaves,
-                self.group.at(places[one], children[one], given[one]),
-                self.inner.at(places[other], children[other], given[other]),
+                self.group.at(places[one], children[one], node_words[one]),
+                self.inner.at(places[other], children[other], node_words[other]),
             )[0]
         return self._result(joined(leaves[0], h)[calls.ends] if self.output == "labels" else h, h[-1])
 
@@ -218,15 +221,15 @@ class ChildSumModel(Model):
         h, c = torch.empty((2, *f.shape), dtype=DTYPES[self.dtype]).unbind(0)
         begin = 0
         for height, end in enumerate(ends):
-            gates, kept = iou[begin:end], torch.zeros_like(f[begin:end])
+            gates, cell_sums = iou[begin:end], torch.zeros_like(f[begin:end])
             if height:
                 mine = slice(bounds[height - 1], bounds[height])
                 parent, below = parents[mine], h[children[mine]]
                 cells = (f[parent] + weights.forget(below)).sigmoid() * c[children[mine]]
-                kept.index_add_(0, parent - begin, cells)
-                gates = gates + weights.sums(torch.zeros_like(kept).index_add_(0, parent - begin, below))
+                cell_sums.index_add_(0, parent - begin, cells)
+                gates = gates + weights.sums(torch.zeros_like(cell_sums).index_add_(0, parent - begin, below))
             i, o, u = gates.chunk(3, 1)
-            c[begin:end] = i.sigmoid() * u.tanh() + kept
+            c[begin:end] = i.sigmoid() * u.tanh() + cell_sums
             h[begin:end] = o.sigmoid() * c[begin:end].tanh()
             begin = end
         return h[torch.from_numpy(place)]
@@ -351,7 +354,7 @@ def lay_out(
         count[parent] += 1
         above[child + 1] += 1
     below = np.zeros(num_nodes + 1, np.int64)
-    order, waits, known, roots = np.empty(num_nodes, np.int64), count.copy(), 0, 0
+    order, waits, num_ordered, roots = np.empty(num_nodes, np.int64), count.copy(), 0, 0
     groups = 0
     for node in range(num_nodes):
         if not 0 <= words[node] < num_tokens:
@@ -360,16 +363,16 @@ def lay_out(
         above[node + 1] += above[node]
         below[node + 1] = below[node] + count[node]
         if count[node] == 0:
-            leaf_words[known], ends[node], order[known] = words[node], known, node
-            known += 1
+            leaf_words[num_ordered], ends[node], order[num_ordered] = words[node], num_ordered, node
+            num_ordered += 1
         else:
             groups += (count[node] - 1) // GROUP
-    if roots != 1 or known == 0:
+    if roots != 1 or num_ordered == 0:
         return False
-    nothing = known
+    nothing = num_ordered
     first = nothing + (num_nodes > 1)
     leaf_words[nothing] = num_tokens
-    counts[0], counts[1], counts[2] = first, groups, groups + num_nodes - known
+    counts[0], counts[1], counts[2] = first, groups, groups + num_nodes - num_ordered
     parents, at_parent = np.empty(len(edges), np.int64), above.copy()
     child_of, at_child = np.empty(len(edges), np.int64), below.copy()
     for edge in range(len(edges)):
@@ -380,7 +383,7 @@ def lay_out(
         at_child[parent] += 1
     call_group, call_inner = 0, groups
     place = done = 0
-    while done < known:
+    while done < num_ordered:
         node = order[done]
         done += 1
         left, at, before = count[node], below[node], nothing
@@ -402,9 +405,9 @@ def lay_out(
         for k in range(above[node], above[node + 1]):
             waits[parents[k]] -= 1
             if waits[parents[k]] == 0:
-                order[known] = parents[k]
-                known += 1
-    return known == num_nodes
+                order[num_ordered] = parents[k]
+                num_ordered += 1
+    return num_ordered == num_nodes
 
 
 @compiled

@@ -23,7 +23,7 @@ from batchmaker.graph.regions import (
     WhileLoop,
     segments_of,
 )
-from batchmaker.lab.simulator.decisions import RecordedDecisions, Told, work_of_decided
+from batchmaker.lab.simulator.decisions import ReadValue, RecordedDecisions, work_of_decided
 from batchmaker.lab.zoo.reference import NodeValues, TypesAndModules
 from batchmaker.model.scope import OpenLoop
 
@@ -31,10 +31,10 @@ from batchmaker.model.scope import OpenLoop
 @final
 @dataclass(slots=True)
 class _Copy:
-    """A copy of a segment, or the request's own graph. told: what decisions have read of it."""
+    """A copy of a segment, or the request's own graph. read_values: what decisions have read of it."""
 
     values: NodeValues
-    told: list[Told] = field(default_factory=list)
+    read_values: list[ReadValue] = field(default_factory=list)
 
 
 _Place = tuple[_Copy, int, int]
@@ -63,8 +63,8 @@ class DecidedRequest:
             self._own.values.compute(graph, dict(loops))
             self.outputs = [_row(place) for place in self._region(graph.region, {})]
         self.recorded = RecordedDecisions(
-            tuple(self._own.told),
-            tuple([tuple([tuple(copy.told) for copy in self._begun[id(segment)]]) for segment in segments]),
+            tuple(self._own.read_values),
+            tuple([tuple([tuple(copy.read_values) for copy in self._begun[id(segment)]]) for segment in segments]),
             work_of_decided(graph, [len(self._begun[id(segment)]) for segment in segments]),
         )
 
@@ -105,8 +105,8 @@ class DecidedRequest:
 
     def _segment(self, segment: Segment, slots: dict[int, Any]) -> _Copy:
         """Compute a copy of a segment."""
-        given = {ARGUMENT - place: _row(slots[slot]) for place, slot in enumerate(segment.arguments)}
-        copy = _Copy(NodeValues(self._types, given))
+        arguments = {ARGUMENT - place: _row(slots[slot]) for place, slot in enumerate(segment.arguments)}
+        copy = _Copy(NodeValues(self._types, arguments))
         assert segment.graph is not None
         copy.values.compute(segment.graph, {})
         self._begun[id(segment)].append(copy)
@@ -140,5 +140,5 @@ def _value(place: _Place) -> int:
     """Return a value that decides, and note it."""
     copy, node, output = place
     value = int(copy.values.row(node, output)[0])
-    copy.told.append((output, node, value))
+    copy.read_values.append((output, node, value))
     return value

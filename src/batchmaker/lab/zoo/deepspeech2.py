@@ -73,8 +73,8 @@ class NextConvolution(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, *given: Tensor) -> Tensor:
-        return self.layer.frame(torch.stack(given[:-1], -1), given[-1])
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.layer.frame(torch.stack(inputs[:-1], -1), inputs[-1])
 
 
 @final
@@ -153,8 +153,8 @@ class DeepSpeech2(nn.Module):
             sides = outputs_of(left.gru, x), outputs_of(right.gru, x, lengths)
             if number + 1 < len(pairs):
                 x = pairs[number + 1][0].norm((sides[0] + sides[1]).flatten(0, 1)).view_as(sides[0])
-        found = self.scores(sides[0].flatten(0, 1), sides[1].flatten(0, 1))
-        return found.view(*sides[0].shape[:2], *found.shape[1:]).transpose(0, 1), lengths
+        scores = self.scores(sides[0].flatten(0, 1), sides[1].flatten(0, 1))
+        return scores.view(*sides[0].shape[:2], *scores.shape[1:]).transpose(0, 1), lengths
 
 
 @final
@@ -224,8 +224,8 @@ class DeepSpeech2Model(NetworkModel):
         network: DeepSpeech2 = self._need_network()
         frames = [checked_frames(request, self.pitches, "the spectrogram") for request in requests]
         with torch.no_grad():
-            found, lengths = network(*pad_frames(frames, DTYPES[self.dtype]))
-        return [row[:length].clone() for row, length in zip(found, lengths.tolist(), strict=True)]
+            scores, lengths = network(*pad_frames(frames, DTYPES[self.dtype]))
+        return [row[:length].clone() for row, length in zip(scores, lengths.tolist(), strict=True)]
 
     def _convolved(self, frames: NDArray[np.float32], cells: dict[str, Cell]) -> Any:
         """Return the outputs of the last convolution at every step.

@@ -37,8 +37,8 @@ class NoiseBlock(nn.Module):
         self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        found: Tensor = x + self.down(F.silu(self.up(x) + time))
-        return found
+        y: Tensor = x + self.down(F.silu(self.up(x) + time))
+        return y
 
 
 @final
@@ -56,22 +56,22 @@ class DenoisingStep(nn.Module):
         self.blocks = nn.ModuleList(NoiseBlock(width, inner) for _ in range(layers))
         self.velocity = nn.Linear(width, width)
 
-    def told(self, time: Tensor) -> Tensor:
-        """Return what the blocks are told of times [n]: [n, layers * inner]."""
-        told: Tensor = self.time(self.waves(time))
-        return told
+    def conditioning(self, time: Tensor) -> Tensor:
+        """Return what the blocks get of times [n]: [n, layers * inner]."""
+        conditioning: Tensor = self.time(self.waves(time))
+        return conditioning
 
-    def turned(self, told: Tensor, turn: Tensor, x: Tensor) -> Tensor:
-        """Return x at the next time. told: of this time, as `told` returns it."""
+    def turned(self, conditioning: Tensor, turn: Tensor, x: Tensor) -> Tensor:
+        """Return x at the next time. conditioning: of this time, from the method of that name."""
         y = x
-        for block, time in zip(self.blocks, told.chunk(len(self.blocks), -1), strict=True):
+        for block, time in zip(self.blocks, conditioning.chunk(len(self.blocks), -1), strict=True):
             y = block(y, time)
         cosine, sine = turn.chunk(2, -1)
         following: Tensor = x * cosine - self.velocity(y) * sine
         return following
 
     def forward(self, time: Tensor, turn: Tensor, x: Tensor) -> Tensor:
-        return self.turned(self.told(time), turn, x)
+        return self.turned(self.conditioning(time), turn, x)
 
 
 def waves(times: int, width: int) -> Tensor:
@@ -164,13 +164,13 @@ class DiffusionModel(NetworkModel):
         return results
 
     def _parse(self, request: Any) -> NoiseOrder:
-        given: Mapping[str, Any] = request if isinstance(request, Mapping) else {"noise": request}
-        if "noise" not in given or not given.keys() <= {"noise", "steps"}:
+        fields: Mapping[str, Any] = request if isinstance(request, Mapping) else {"noise": request}
+        if "noise" not in fields or not fields.keys() <= {"noise", "steps"}:
             raise InvalidRequestError(
                 "a request is a vector of noise, or a dict with 'noise' and 'steps'; got the keys "
-                f"{sorted(map(str, given))}"
+                f"{sorted(map(str, fields))}"
             )
-        steps = given.get("steps", min(STEPS, self.times))
+        steps = fields.get("steps", min(STEPS, self.times))
         if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or not 1 <= steps <= self.times:
             raise InvalidRequestError(f"steps must be a whole number from 1 to {self.times}, got {steps!r}")
-        return NoiseOrder(checked_vector(given["noise"], self.width, "the noise"), int(steps))
+        return NoiseOrder(checked_vector(fields["noise"], self.width, "the noise"), int(steps))

@@ -76,8 +76,8 @@ class EarlyExitModel(NetworkModel):
         frozen(network, dtype)
         self._network = network
         x = ValueSpec((width,), dtype)
-        found = ValueSpec((), "int64") if output == "label" else ValueSpec((classes,), dtype)
-        declared = Declared((x,), (x, found, ValueSpec((), "bool")))
+        result = ValueSpec((), "int64") if output == "label" else ValueSpec((classes,), dtype)
+        declared = Declared((x,), (x, result, ValueSpec((), "bool")))
         self.blocks = [
             Cell(block, max_batch=max_batch, priority=number, declared=declared) for number, block in enumerate(network)
         ]
@@ -90,10 +90,10 @@ class EarlyExitModel(NetworkModel):
 
     def _after(self, number: int, x: Any) -> Any:
         """Return what the first block from `number` on gives that is sure."""
-        x, found, is_sure = self.blocks[number](x)
+        x, result, is_sure = self.blocks[number](x)
         if number == len(self.blocks) - 1:
-            return found
-        return cond(is_sure, lambda: found, lambda: self._after(number + 1, x))
+            return result
+        return cond(is_sure, lambda: result, lambda: self._after(number + 1, x))
 
     def length(self, request: Any) -> int:
         """Return 1: all requests are of one length."""
@@ -107,8 +107,8 @@ class EarlyExitModel(NetworkModel):
         results: list[Any] = [None] * len(vectors)
         with torch.no_grad():
             for block in self._need_network():
-                x, found, is_sure = block(x)
-                for row, one in zip(live.tolist(), found, strict=True):  # a later exit replaces an earlier one
+                x, outputs, is_sure = block(x)
+                for row, one in zip(live.tolist(), outputs, strict=True):  # a later exit replaces an earlier one
                     results[row] = one
                 x, live = x[~is_sure], live[~is_sure]
                 if not len(live):

@@ -43,8 +43,8 @@ class Expert(nn.Module):
         self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: Tensor, *gate: Tensor) -> Tensor:
-        found: Tensor = self.down(F.gelu(self.up(x)))
-        return x + (gate[0][:, None] * found if gate else found)
+        output: Tensor = self.down(F.gelu(self.up(x)))
+        return x + (gate[0][:, None] * output if gate else output)
 
 
 @final
@@ -124,5 +124,5 @@ class ExpertsModel(NetworkModel):
         return [row.clone() for row in x]
 
 
-def _branch(cell: Cell, *given: Any) -> Callable[[], Any]:
-    return lambda: cell(*given)
+def _branch(cell: Cell, *arguments: Any) -> Callable[[], Any]:
+    return lambda: cell(*arguments)

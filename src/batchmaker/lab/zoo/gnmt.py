@@ -216,7 +216,7 @@ class GnmtModel(NetworkModel):
             return write(step, [order.words for order in orders], [order.until for order in orders])
 
     def _parse(self, request: Any) -> Order:
-        given, words, until = read_order(request, until_eos=self.until_eos)
-        source = checked_tokens(given, self.vocabulary_size, "the source")
+        tokens, words, until = read_order(request, until_eos=self.until_eos)
+        source = checked_tokens(tokens, self.vocabulary_size, "the source")
         check_places("tokens of the source", len(source), self.positions)
         return Order(source, words or self.max_words or 2 * len(source) + 10, until)

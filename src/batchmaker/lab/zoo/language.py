@@ -124,8 +124,8 @@ class DrawStep(nn.Module):
         super().__init__()
         self.network, self.sample = network, Sampler()
 
-    def forward(self, token: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        *state, seed, step, temperature, top_k, top_p = given
+    def forward(self, token: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        *state, seed, step, temperature, top_k, top_p = inputs
         x, after = self.network.through(token, state)
         chosen = self.sample(self.network.head(x), seed, step, temperature, top_k, top_p)
         return chosen, *after, seed, step + 1, temperature, top_k, top_p
@@ -351,8 +351,12 @@ class TheirWeights:
         layers = {name.split(".")[1] for name in self.by_name if name.startswith(("blocks.", "layers."))}
         epsilon = self._config.get("layer_norm_epsilon", 1e-5)
         return {
-            "vocabulary_size": vocabulary_size, "hidden": hidden, "layers": len(layers), "epsilon": epsilon, "eos": eos
-        }  # fmt: skip
+            "vocabulary_size": vocabulary_size,
+            "hidden": hidden,
+            "layers": len(layers),
+            "epsilon": epsilon,
+            "eos": eos,
+        }
 
     def copy_into(self, network: nn.Module) -> None:
         """Give the network these weights."""

@@ -38,8 +38,8 @@ class Direction(nn.Module):
         super().__init__()
         self.lstm = nn.LSTMCell(width, hidden)
 
-    def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:
-        *parts, h, c = given
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        *parts, h, c = inputs
         state: tuple[Tensor, Tensor] = self.lstm(torch.cat(parts, -1), (h, c))
         return state
 
@@ -140,9 +140,14 @@ class LasModel(NetworkModel):
         seed: int = 0,
     ) -> None:
         check_positive(
-            pitches=pitches, listener=listener, pyramid=pyramid, hidden=hidden, layers=layers, positions=positions,
+            pitches=pitches,
+            listener=listener,
+            pyramid=pyramid,
+            hidden=hidden,
+            layers=layers,
+            positions=positions,
             max_words=1 if max_words is None else max_words,
-        )  # fmt: skip
+        )
         check_vocabulary(vocabulary_size)
         with seeded(seed):
             network = Las(pitches, vocabulary_size, listener, pyramid, hidden, layers)
@@ -209,8 +214,8 @@ class LasModel(NetworkModel):
             return write(step, [order.words for order in orders], [order.until for order in orders])
 
     def _parse(self, request: Any) -> Order:
-        given, words, until = read_order(request, until_eos=self.until_eos)
-        source: NDArray[np.float32] = checked_frames(given, self.pitches, "the spectrogram")
+        frames, words, until = read_order(request, until_eos=self.until_eos)
+        source: NDArray[np.float32] = checked_frames(frames, self.pitches, "the spectrogram")
         steps = len(source) >> self.pyramid
         if steps < 1:
             raise InvalidRequestError(

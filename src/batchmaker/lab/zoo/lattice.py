@@ -160,8 +160,8 @@ class LatticeModel(Model):
         return self.label.map(parts_of(tree(start, *parts))[0][ends[: bounds[0]]])
 
     def _sum(self, arity: int) -> Cell:
-        found: Cell = getattr(self, f"sum{arity}")
-        return found
+        cell: Cell = getattr(self, f"sum{arity}")
+        return cell
 
     def length(self, request: Any) -> int:
         """Return the number of arcs."""

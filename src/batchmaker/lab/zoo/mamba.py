@@ -51,23 +51,23 @@ class MambaBlock(nn.Module):
             size = torch.exp(torch.rand(inner) * math.log(100) + math.log(0.001)).clamp(min=1e-4)
             self.dt_proj.bias.copy_(size + torch.log(-torch.expm1(-size)))
 
-    def forward(self, x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        *window, h = given
+    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        *window, h = state
         inner, gate = self.in_proj(self.norm(x)).chunk(2, -1)
         window.append(inner)
-        u, kept, added, read = self._projected(window)
-        h = kept * h + added
+        u, decay, added, read = self._projected(window)
+        h = decay * h + added
         return self._out(x, u, (h * read).sum(-1), gate), *window[1:], h
 
-    def whole(self, x: Tensor, last: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+    def whole(self, x: Tensor, last: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Return the same for all steps of sequences, x: [n, steps, hidden], and the state after the step `last`."""
-        *window, h = given
+        *window, h = state
         inner, gate = self.in_proj(self.norm(x)).chunk(2, -1)
         seen, steps = torch.cat([*(row[:, None] for row in window), inner], 1), x.shape[1]
-        u, kept, added, read = self._projected([seen[:, at : at + steps] for at in range(len(window) + 1)])
+        u, decay, added, read = self._projected([seen[:, at : at + steps] for at in range(len(window) + 1)])
         states = list[Tensor]()
         for step in range(steps):
-            h = kept[:, step] * h + added[:, step]
+            h = decay[:, step] * h + added[:, step]
             states.append(h)
         after, rows = torch.stack(states, 1), torch.arange(len(x))
         window = [seen[rows, last + at] for at in range(1, len(window) + 1)]
@@ -85,8 +85,8 @@ class MambaBlock(nn.Module):
         u = F.silu(u if self.conv1d.bias is None else u + self.conv1d.bias)
         size, write, read = self.x_proj(u).split(self.split, -1)
         size = F.softplus(self.dt_proj(size)).float()
-        kept = torch.exp(size[..., None] * -torch.exp(self.A_log.float()))
-        return u, kept, (size * u.float())[..., None] * write.float()[..., None, :], read.float()[..., None, :]
+        decay = torch.exp(size[..., None] * -torch.exp(self.A_log.float()))
+        return u, decay, (size * u.float())[..., None] * write.float()[..., None, :], read.float()[..., None, :]
 
     def _out(self, x: Tensor, u: Tensor, y: Tensor, gate: Tensor) -> Tensor:
         out: Tensor = x + self.out_proj(((y + u * self.D) * F.silu(gate)).to(x.dtype))
@@ -98,9 +98,19 @@ class MambaNetwork(LanguageNetwork):
     """Embeddings, blocks and a head. The names of the weights are those of transformers' MambaForCausalLM."""
 
     def __init__(
-        self, vocabulary_size: int, hidden: int, layers: int, inner: int, state: int, rank: int, kernel: int,
-        epsilon: float, bias: bool, conv_bias: bool, dtype: str,
-    ) -> None:  # fmt: skip
+        self,
+        vocabulary_size: int,
+        hidden: int,
+        layers: int,
+        inner: int,
+        state: int,
+        rank: int,
+        kernel: int,
+        epsilon: float,
+        bias: bool,
+        conv_bias: bool,
+        dtype: str,
+    ) -> None:
         super().__init__()
         self.vocabulary_size = vocabulary_size
         self.embeddings = nn.Embedding(vocabulary_size, hidden)
@@ -144,9 +154,14 @@ class MambaModel(LanguageModel):
     ) -> None:
         inner, rank = 2 * hidden if inner is None else inner, math.ceil(hidden / 16) if rank is None else rank
         check_positive(
-            vocabulary_size=vocabulary_size, hidden=hidden, layers=layers, inner=inner, state=state, rank=rank,
+            vocabulary_size=vocabulary_size,
+            hidden=hidden,
+            layers=layers,
+            inner=inner,
+            state=state,
+            rank=rank,
             kernel=kernel,
-        )  # fmt: skip
+        )
         with seeded(seed):
             network = MambaNetwork(
                 vocabulary_size, hidden, layers, inner, state, rank, kernel, epsilon, bias, conv_bias, dtype
@@ -177,10 +192,16 @@ class MambaModel(LanguageModel):
         theirs, mixer = TheirWeights(config, weights, "backbone", "lm_head"), "layers.0.mixer"
         (inner, state), (_, _, kernel) = theirs.shape(f"{mixer}.A_log"), theirs.shape(f"{mixer}.conv1d.weight")
         made = cls(
-            **theirs.sizes(), inner=inner, state=state, rank=theirs.shape(f"{mixer}.dt_proj.weight")[1], kernel=kernel,
-            bias=f"{mixer}.in_proj.bias" in theirs.by_name, conv_bias=f"{mixer}.conv1d.bias" in theirs.by_name,
-            dtype=dtype, max_batch=max_batch,
-        )  # fmt: skip
+            **theirs.sizes(),
+            inner=inner,
+            state=state,
+            rank=theirs.shape(f"{mixer}.dt_proj.weight")[1],
+            kernel=kernel,
+            bias=f"{mixer}.in_proj.bias" in theirs.by_name,
+            conv_bias=f"{mixer}.conv1d.bias" in theirs.by_name,
+            dtype=dtype,
+            max_batch=max_batch,
+        )
         theirs.by_name = {
             name.replace("layers.", "blocks.", 1).replace(".mixer.", ".", 1): weight
             for name, weight in theirs.by_name.items()

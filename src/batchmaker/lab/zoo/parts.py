@@ -103,8 +103,8 @@ def checked_vector(vector: Any, width: int, what: str) -> NDArray[np.float32]:
     """Return a vector as an array [width]. InvalidRequestError unless it has this form."""
     if holds_stand_ins(vector):
         (row,) = standing_frames([vector], width)
-        found: NDArray[np.float32] = row
-        return found
+        stand_in: NDArray[np.float32] = row
+        return stand_in
     try:
         array = np.asarray(vector)
     except ValueError as error:  # rows of different lengths

@@ -57,12 +57,12 @@ class PlainTypes:
     """Gives each cell a type of its own by running its module; nothing is traced."""
 
     def __init__(self) -> None:
-        self._known: dict[Cell, CellType] = {}
+        self._type_of: dict[Cell, CellType] = {}
         self.types: list[CellType] = []
         self.modules: list[nn.Module] = []
 
     def known(self, cell: Cell) -> CellType | None:
-        return self._known.get(cell)
+        return self._type_of.get(cell)
 
     def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = ()) -> CellType:
         """Give a cell a type of its own for these inputs. Its outputs are found by running its module."""
@@ -76,7 +76,7 @@ class PlainTypes:
         )
         self.types.append(made)
         self.modules.append(module)
-        self._known[cell] = made
+        self._type_of[cell] = made
         return made
 
     def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> NoReturn:
@@ -111,12 +111,12 @@ class TypesAndModules(Protocol):
 class NodeValues:
     """The outputs of one request's nodes, each [1, *shape], computed in order of number.
 
-    given: those of nodes that are not of the graph, by their numbers; output 0 of each.
+    arguments: those of nodes that are not of the graph, by their numbers; output 0 of each.
     """
 
-    def __init__(self, types: TypesAndModules, given: Mapping[int, Tensor] | None = None) -> None:
+    def __init__(self, types: TypesAndModules, arguments: Mapping[int, Tensor] | None = None) -> None:
         self._types = types
-        self._rows: dict[tuple[int, int], Tensor] = {(node, 0): row for node, row in (given or {}).items()}
+        self._rows: dict[tuple[int, int], Tensor] = {(node, 0): row for node, row in (arguments or {}).items()}
         self._memories: dict[tuple[int, int], MemoryRead] = {}  # by node and input
         self._ends: dict[int, int] = {}  # last node of a loop that ended early -> the node of its end
 
@@ -133,10 +133,10 @@ class NodeValues:
 
     def compute(self, graph: CellGraph, loops: dict[int, OpenLoop]) -> None:
         host: dict[tuple[int, int], Tensor] = {}
-        for given in graph.host_inputs:
-            values = given.values.copy() if isinstance(given.values, np.ndarray) else given.values
-            for i, node in enumerate(np.r_[given.rows(0)].tolist()):
-                host[node, given.port] = torch.as_tensor(values[i : i + 1])
+        for data in graph.host_inputs:
+            values = data.values.copy() if isinstance(data.values, np.ndarray) else data.values
+            for i, node in enumerate(np.r_[data.rows(0)].tolist()):
+                host[node, data.port] = torch.as_tensor(values[i : i + 1])
         self._memories.update({(read.first + i, read.port): read for read in graph.memories for i in range(read.count)})
         parts: list[NodeBlock | Run] = [*graph.blocks, *graph.runs]
         for part in sorted(parts, key=lambda part: part.first):
@@ -150,7 +150,7 @@ class NodeValues:
             node = block.first + i
             cell = self._types.types[number]
             inputs = self._memory(cell, node) + [
-                self._given(int(block.sources[port, i]), int(block.outputs[port, i]), host, (node, port))
+                self._input(int(block.sources[port, i]), int(block.outputs[port, i]), host, (node, port))
                 for port in range(len(cell.memories), len(cell.inputs))
             ]
             self._call(number, node, inputs)
@@ -167,7 +167,7 @@ class NodeValues:
                 if column is None:
                     inputs.append(host[node, port])
                 else:
-                    inputs.append(self._given(int(column[0][step]), column[1], host, (node, port)))
+                    inputs.append(self._input(int(column[0][step]), column[1], host, (node, port)))
             outputs = self._call(run.type_id, node, inputs + state)
             state = list(outputs[len(outputs) - len(state) :])
             if any(_has_ended(until, outputs[output]) for output, until in ends):
@@ -191,9 +191,9 @@ class NodeValues:
         if source == ZERO:
             spec = cell.inputs[port]
             return torch.zeros((1, *spec.shape), dtype=getattr(torch, spec.dtype))
-        return self._given(source, output, host, (run.first, port))
+        return self._input(source, output, host, (run.first, port))
 
-    def _given(self, source: int, output: int, host: dict[tuple[int, int], Tensor], place: tuple[int, int]) -> Tensor:
+    def _input(self, source: int, output: int, host: dict[tuple[int, int], Tensor], place: tuple[int, int]) -> Tensor:
         return host[place] if source == HOST else self.row(source, output)
 
     def _call(self, number: int, node: int, inputs: list[Tensor]) -> tuple[Tensor, ...]:

@@ -107,9 +107,9 @@ class RwkvBlock(nn.Module):
         attended = self.ln1(x)
         read, *sums = self.attention(attended, mixed, *sums)
         x = x + read
-        given = self.ln2(x)
-        x = x + self.feed_forward(given, fed)
-        return x / 2 if self.halves else x, attended, given, *sums
+        ffn_input = self.ln2(x)
+        x = x + self.feed_forward(ffn_input, fed)
+        return x / 2 if self.halves else x, attended, ffn_input, *sums
 
     def whole(self, x: Tensor, last: Tensor, mixed: Tensor, fed: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
         """Return the same for all steps of sequences, x: [n, steps, hidden], and the state after the step `last`."""
@@ -122,10 +122,10 @@ class RwkvBlock(nn.Module):
             steps.append((mean, *sums))
         means, *after = (torch.stack(part, 1) for part in zip(*steps, strict=True))
         x = x + self.attention.output(gates * means.to(x.dtype))
-        given = self.ln2(x)
-        x = x + self.feed_forward(given, _before(given, fed))
+        ffn_input = self.ln2(x)
+        x = x + self.feed_forward(ffn_input, _before(ffn_input, fed))
         rows = torch.arange(len(x))
-        return x / 2 if self.halves else x, *(part[rows, last] for part in (attended, given, *after))
+        return x / 2 if self.halves else x, *(part[rows, last] for part in (attended, ffn_input, *after))
 
 
 @final
@@ -148,11 +148,14 @@ class RwkvNetwork(LanguageNetwork):
         self.embeddings = nn.Embedding(vocabulary_size, hidden)
         self.blocks = nn.ModuleList(
             RwkvBlock(
-                hidden, attention, inner, is_first=number == 0,
+                hidden,
+                attention,
+                inner,
+                is_first=number == 0,
                 halves=rescale_every > 0 and (number + 1) % rescale_every == 0,
             )
             for number in range(layers)
-        )  # fmt: skip
+        )
         for norm in self.blocks.modules():
             if isinstance(norm, nn.LayerNorm):
                 norm.eps = epsilon

@@ -114,6 +114,6 @@ class Seq2SeqModel(PaddedModel):
 
     def _parse(self, request: Any) -> tuple[NDArray[np.int64], int, int | None]:
         """Return the source, the most words to make, and the word that ends them earlier."""
-        given, words, until = read_order(request, until_eos=self.until_eos)
-        source = checked_tokens(given, self.vocabulary_size, "the source")
+        tokens, words, until = read_order(request, until_eos=self.until_eos)
+        source = checked_tokens(tokens, self.vocabulary_size, "the source")
         return source, words or self.max_words or 2 * len(source) + 10, until

@@ -143,17 +143,17 @@ class BiLstmTaggerModel(Model):
         for name in ("forwards", "backwards"):
             if self.characters:
                 one: nn.Module = VectorStack(width, self.hidden, self.layers)
-                given = ValueSpec((width,), self.dtype)
+                spec = ValueSpec((width,), self.dtype)
             else:
-                one, given = LstmStack(self.vocabulary_size, width, self.hidden, self.layers), token
-            setattr(self, name, self._direction(one, given, self.hidden, max_batch, priority=2))
+                one, spec = LstmStack(self.vocabulary_size, width, self.hidden, self.layers), token
+            setattr(self, name, self._direction(one, spec, self.hidden, max_batch, priority=2))
         tag = Tag(self.hidden, labels, likeliest=likeliest)
         self.tag = Cell(frozen(tag, self.dtype), max_batch=max_batch, priority=3)
 
-    def _direction(self, stack: nn.Module, given: ValueSpec, hidden: int, max_batch: int, *, priority: int) -> Cell:
+    def _direction(self, stack: nn.Module, spec: ValueSpec, hidden: int, max_batch: int, *, priority: int) -> Cell:
         """Return the cell of one direction, whose state may start from zeros."""
         state = (ValueSpec((hidden,), self.dtype),) * (2 * self.layers)
-        declared = Declared((given, *state), state)
+        declared = Declared((spec, *state), state)
         return Cell(frozen(stack, self.dtype), max_batch=max_batch, priority=priority, declared=declared)
 
     def encode(self, sentence: Words, vocabulary: KnownWords, alphabet: KnownWords | None = None) -> Any:
@@ -181,14 +181,15 @@ class BiLstmTaggerModel(Model):
 
     def _vectors(self, words: NDArray[np.int64], spellings: list[NDArray[np.int64]]) -> Any:
         """Return the vector of each word, from its embedding or its characters."""
-        known = words != SPELLED
-        found = [self.embed.map(words[known])] if known.any() else []
+        is_whole = words != SPELLED
+        vectors = [self.embed.map(words[is_whole])] if is_whole.any() else []
         if spellings:
             forwards = [self.spell_forwards.run(spelling)[-2] for spelling in spellings]
             backwards = [self.spell_backwards.run(spelling[::-1])[-2] for spelling in spellings]
-            found.append(self.spell.map(forwards, backwards))
-        ranks = np.where(known, np.cumsum(known), known.sum() + np.cumsum(~known)) - 1  # embedded ones come first
-        return reduce(joined, found)[ranks]
+            vectors.append(self.spell.map(forwards, backwards))
+        # those with an embedding come first
+        ranks = np.where(is_whole, np.cumsum(is_whole), is_whole.sum() + np.cumsum(~is_whole)) - 1
+        return reduce(joined, vectors)[ranks]
 
     def length(self, request: Any) -> int:
         """Return the number of words."""
@@ -235,10 +236,10 @@ class BiLstmTaggerModel(Model):
         if not isinstance(request, Mapping) or set(request) != {"words", "spellings"}:
             got = sorted(map(str, request)) if isinstance(request, Mapping) else type(request).__name__
             raise InvalidRequestError(f"a request has the keys 'words' and 'spellings', got {got}")
-        given = request["words"]
-        words = np.asarray(given) if isinstance(given, np.ndarray | list | tuple) else np.empty((0, 0))
+        values = request["words"]
+        words = np.asarray(values) if isinstance(values, np.ndarray | list | tuple) else np.empty((0, 0))
         if words.ndim != 1 or words.dtype.kind not in "iu":
-            return checked_tokens(given, self.vocabulary_size, "words"), []  # raises the error
+            return checked_tokens(values, self.vocabulary_size, "words"), []  # raises the error
         checked_tokens(np.where(words == SPELLED, 0, words), self.vocabulary_size, "words")
         spellings = request["spellings"]
         num_spelled = int((words == SPELLED).sum())
@@ -247,7 +248,7 @@ class BiLstmTaggerModel(Model):
             raise InvalidRequestError(
                 f"spellings: got {got}, expected a list of {num_spelled}, one for each -1 in words"
             )
-        found = [
+        letters = [
             checked_tokens(spelling, self.alphabet, f"spelling {number}") for number, spelling in enumerate(spellings)
         ]
-        return words.astype(np.int64, copy=False), found
+        return words.astype(np.int64, copy=False), letters

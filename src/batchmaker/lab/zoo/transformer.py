@@ -46,8 +46,8 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         queries, keys, values = map(self._split, (self.query(x), keys, values))
-        found = F.scaled_dot_product_attention(queries, keys, values, mask[:, None, None])
-        result: Tensor = self.out(found.transpose(1, 2).flatten(2))
+        heads = F.scaled_dot_product_attention(queries, keys, values, mask[:, None, None])
+        result: Tensor = self.out(heads.transpose(1, 2).flatten(2))
         return result
 
     def _split(self, x: Tensor) -> Tensor:
@@ -172,14 +172,14 @@ class TransformerDecoder(nn.Module):
         """
         *past, source_keys, source_values, count = state
         x = (self.embed.scaled(word) + self.embed.places[place])[:, None]
-        known, visible = used(place + 1, past[0].shape[1]), used(count, source_keys.shape[2])
+        past_mask, visible = used(place + 1, past[0].shape[1]), used(count, source_keys.shape[2])
         at = place[:, None, None].expand(-1, 1, x.shape[2])
         after: list[Tensor] = []
         for number, layer in enumerate(self.layers):
             keys = past[2 * number].scatter(1, at, layer.attention.key(x))  # type: ignore[operator, union-attr]
             values = past[2 * number + 1].scatter(1, at, layer.attention.value(x))  # type: ignore[operator, union-attr]
             after += (keys, values)
-            x = layer(x, (keys, values, known), (source_keys[:, number], source_values[:, number], visible))
+            x = layer(x, (keys, values, past_mask), (source_keys[:, number], source_values[:, number], visible))
         return self.project(x[:, 0]).argmax(-1), place + 1, *after, source_keys, source_values, count
 
 
@@ -234,9 +234,13 @@ class TransformerModel(NetworkModel):
         seed: int = 0,
     ) -> None:
         check_positive(
-            hidden=hidden, heads=heads, inner=inner, layers=layers, positions=positions,
+            hidden=hidden,
+            heads=heads,
+            inner=inner,
+            layers=layers,
+            positions=positions,
             max_words=1 if max_words is None else max_words,
-        )  # fmt: skip
+        )
         check_vocabulary(vocabulary_size)
         if hidden % (2 * heads):
             raise OptionError(f"hidden must be a multiple of twice the heads, got {hidden} and {heads} heads")
@@ -290,20 +294,20 @@ class TransformerModel(NetworkModel):
             def step(words: Tensor) -> Tensor:
                 written = past[0][0].shape[1]
                 x = (network.embed.scaled(words) + network.embed.places[written])[:, None]
-                known = torch.ones(len(words), written + 1, dtype=torch.bool)
+                past_mask = torch.ones(len(words), written + 1, dtype=torch.bool)
                 for number, layer in enumerate(layers):
                     keys = torch.cat([past[number][0], layer.attention.key(x)], 1)
                     values = torch.cat([past[number][1], layer.attention.value(x)], 1)
                     past[number] = keys, values
-                    x = layer(x, (keys, values, known), source[number])
+                    x = layer(x, (keys, values, past_mask), source[number])
                 best: Tensor = network.project(x[:, 0]).argmax(-1)
                 return best
 
             return write(step, [order.words for order in orders], [order.until for order in orders])
 
     def _parse(self, request: Any) -> Order:
-        given, words, until = read_order(request, until_eos=self.until_eos)
-        source = checked_tokens(given, self.vocabulary_size, "the source")
+        tokens, words, until = read_order(request, until_eos=self.until_eos)
+        source = checked_tokens(tokens, self.vocabulary_size, "the source")
         check_places("tokens of the source", len(source), self.positions)
         if words is None:
             words = min(self.max_words or 2 * len(source) + 10, self.positions)

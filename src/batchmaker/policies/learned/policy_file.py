@@ -93,12 +93,12 @@ class PolicyFile:
 
     def check_cells(self, cells: Sequence[CellType]) -> None:
         """PolicyFileError unless all these cells belong to the model that the policy was learnt for."""
-        known = {cell.name: cell for cell in self.cells}
+        rows = {cell.name: cell for cell in self.cells}
         for cell in map(CellRow.of, cells):
-            wanted = known.get(cell.name)
+            wanted = rows.get(cell.name)
             if wanted == cell:
                 continue
-            names = ", ".join(known)
+            names = ", ".join(rows)
             what = f"cell {cell.name!r} with {cell.inputs} inputs and {cell.outputs} outputs"
             expected = f"one of {names}" if wanted is None else f"{wanted.inputs} inputs and {wanted.outputs} outputs"
             raise PolicyFileError(

@@ -82,7 +82,7 @@ def learn(
         for name in ENCODINGS
     ]
     learnt = _learn_all(samples, settings)
-    standings = compare(graphs.counted, {name: found.table for name, found in learnt.items()})
+    standings = compare(graphs.counted, {name: result.table for name, result in learnt.items()})
     _write(out, model, graphs, learnt[written], batch)
     under = f"{graphs.learnt_from}; batch {batch}; {len(samples.held_out)} mini-batches held out; seed {seed}"
     picture = png or out.with_suffix(".png")
@@ -126,10 +126,17 @@ def _learn_all(samples: Samples, settings: Sequence[Settings]) -> dict[Encoding,
 def _write(out: Path, model: str, graphs: Graphs, learnt: Learnt, batch: int) -> None:
     settings = learnt.settings
     record = LearntFrom(
-        data=graphs.learnt_from, requests=len(graphs.to_learn), batch=batch, learners=settings.learners,
-        episodes=settings.episodes, steps=settings.steps, seed=settings.seed, ratio=round(learnt.ratio, 4),
-        seconds=round(learnt.seconds, 2), program=commit(),
-    )  # fmt: skip
+        data=graphs.learnt_from,
+        requests=len(graphs.to_learn),
+        batch=batch,
+        learners=settings.learners,
+        episodes=settings.episodes,
+        steps=settings.steps,
+        seed=settings.seed,
+        ratio=round(learnt.ratio, 4),
+        seconds=round(learnt.seconds, 2),
+        program=commit(),
+    )
     cells = tuple(map(CellRow.of, graphs.cells))
     PolicyFile(model, settings.encoding, cells, learnt.table, record).write(out)
 
@@ -160,13 +167,17 @@ def _show(
         table.add_column(name, justify="right", no_wrap=True)
     fewest = min(standing.mean_batches for standing in standings)
     for standing in standings:
-        found = next((each for name, each in learnt.items() if standing.policy == f"e_{name}"), None)
-        more = ("", "") if found is None else (str(len(found.table)), f"{found.seconds:.2f}")
+        result = next((each for name, each in learnt.items() if standing.policy == f"e_{name}"), None)
+        more = ("", "") if result is None else (str(len(result.table)), f"{result.seconds:.2f}")
         table.add_row(
-            standing.policy, f"{standing.mean_batches:.1f}", f"{standing.lower_bound:.1f}",
-            f"{standing.mean_batches / standing.lower_bound - 1:.1%}", f"{standing.decision_us:.2f}", *more,
+            standing.policy,
+            f"{standing.mean_batches:.1f}",
+            f"{standing.lower_bound:.1f}",
+            f"{standing.mean_batches / standing.lower_bound - 1:.1%}",
+            f"{standing.decision_us:.2f}",
+            *more,
             style="bold green" if standing.mean_batches == fewest else "",
-        )  # fmt: skip
+        )
     console = options.out()
     console.print(table)
     console.print(f"counted: {graphs.counted_from}; learnt from: {graphs.learnt_from}", highlight=False)

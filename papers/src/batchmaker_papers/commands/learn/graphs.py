@@ -55,22 +55,22 @@ def read_graphs(
     values, and the errors of `read_requests`.
     """
     saved = is_saved(name)
-    given = read_requests(name, data, words=words, seed=seed)
+    requests = read_requests(name, data, words=words, seed=seed)
     other = None if train_data is None else read_requests(name, train_data, words=words, seed=seed)
     num_counted, wanted = COUNTED * batch, COUNTED * batch + (0 if other else batch)
-    if len(given.items) < wanted:
+    if len(requests.items) < wanted:
         raise DataError(
-            f"{data}: got {len(given.items)} requests, expected at least {wanted}: {COUNTED} mini-batches of {batch} "
-            f"are counted{'' if other else f' and at least {batch} other requests learnt from'}. Give a smaller "
-            f"--batch{'' if other else ', or other requests with --train-data'}."
+            f"{data}: got {len(requests.items)} requests, expected at least {wanted}: {COUNTED} mini-batches of "
+            f"{batch} are counted{'' if other else f' and at least {batch} other requests learnt from'}. "
+            f"Give a smaller --batch{'' if other else ', or other requests with --train-data'}."
         )
     recording: RecordedGraphs = (
-        SavedRecording(Path(name)) if saved else _BuiltIn(name, _maker(name, given, other, seed))
+        SavedRecording(Path(name)) if saved else _BuiltIn(name, _maker(name, requests, other, seed))
     )
-    first = _recorded(recording, given, slice(0, num_counted))
+    first = _recorded(recording, requests, slice(0, num_counted))
     if other is None:
-        rest = _recorded(recording, given, slice(num_counted, num_counted + MOST))
-        learnt_from = f"{given.source}, requests {num_counted + 1} to {num_counted + len(rest)}"
+        rest = _recorded(recording, requests, slice(num_counted, num_counted + MOST))
+        learnt_from = f"{requests.source}, requests {num_counted + 1} to {num_counted + len(rest)}"
     else:
         rest = _recorded(recording, other, slice(0, MOST))
         learnt_from = f"{other.source}, requests 1 to {len(rest)}"
@@ -80,7 +80,7 @@ def read_graphs(
         tuple(merged(counted[i : i + batch]) for i in range(0, num_counted, batch)),
         tuple(unrolled(graph, len(cells)) for graph in rest),
         cells,
-        f"{given.source}, requests 1 to {num_counted}",
+        f"{requests.source}, requests 1 to {num_counted}",
         learnt_from,
     )
 
@@ -113,12 +113,12 @@ class _BuiltIn:
         return self._plan.request(fitted.encode(self._model, item)).graph
 
 
-def _maker(name: str, given: Fitted, other: Fitted | None, seed: int) -> Callable[[], Model]:
+def _maker(name: str, requests: Fitted, other: Fitted | None, seed: int) -> Callable[[], Model]:
     """Return a function that makes a model for all requests.
 
     Options fitted to data are sizes, so the larger one is used.
     """
-    fitted: dict[str, Any] = dict(given.options)
+    fitted: dict[str, Any] = dict(requests.options)
     for option, value in ({} if other is None else other.options).items():
         fitted[option] = max(value, fitted[option]) if isinstance(value, int) else value
     width = None if "heads" in zoo.option_names(name) else WIDTH

@@ -38,11 +38,11 @@ class SavedRecording:
         DataError, naming file and line, for a request that the model refuses; ModelError if the graph depends on
         values.
         """
-        given = fitted.encode(self._model, item)
+        json_request = fitted.encode(self._model, item)
         try:
-            return self._unfold(given.request)
+            return self._unfold(json_request.request)
         except InvalidRequestError as error:
-            raise DataError(f"{given.where}: {error}") from error
+            raise DataError(f"{json_request.where}: {error}") from error
 
     def _unfold(self, request: Any) -> CellGraph:
         unfolding = Unfolding(self._model, self._registry, request)

@@ -58,9 +58,9 @@ def climb(leaves: Sequence[Node]) -> Marks | None:
         if not queue:
             return None
         node = queue.popleft()
-        known = [near for near in node.near if near is not None and near in marks]
-        waiting = [near for near in known if marks[near].blocked]
-        through = [marks[near].parent for near in known if marks[near].parent is not None]
+        neighbours = [near for near in node.near if near is not None and near in marks]
+        waiting = [near for near in neighbours if marks[near].blocked]
+        through = [marks[near].parent for near in neighbours if marks[near].parent is not None]
         if node.is_inner and not through:
             marks[node].blocked = True
             blocks += 1 - len(waiting)

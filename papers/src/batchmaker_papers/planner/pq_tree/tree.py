@@ -71,12 +71,12 @@ class PQTree:
     def frontier(self, orders: Mapping[Node, Order] | None = None) -> list[int]:
         """Return one of the remaining orders: that of the tree, or with some nodes rearranged."""
         orders = orders or {}
-        found = []
+        elements = []
         stack = [self._root]
         while stack:
             node = stack.pop()
             if node.kind is Kind.LEAF:
-                found.append(node.element)
+                elements.append(node.element)
                 continue
             children = list(node.listed())
             order = orders.get(node)
@@ -85,18 +85,18 @@ class PQTree:
             elif order is not None and order[0] == 1:
                 children.reverse()
             stack.extend(reversed(children))
-        return found
+        return elements
 
     def parents(self) -> dict[Node, Node]:
         """Return the parent of each node except the root. A change of the tree makes the result invalid."""
-        found: dict[Node, Node] = {}
+        parents: dict[Node, Node] = {}
         stack = [self._root]
         while stack:
             node = stack.pop()
             children = list(node.listed())
-            found.update(dict.fromkeys(children, node))
+            parents.update(dict.fromkeys(children, node))
             stack += children
-        return found
+        return parents
 
     def part(self, elements: Iterable[int]) -> Part:
         """Return the tree's knowledge about these elements. An accepted set must have made them consecutive."""
@@ -105,10 +105,10 @@ class PQTree:
             return _single(leaves[0])
         marks = climb(leaves)
         touched = None if marks is None else label(leaves, marks)
-        found = None if marks is None or touched is None else _part(touched, marks)
-        if found is None:
+        part = None if marks is None or touched is None else _part(touched, marks)
+        if part is None:
             raise ValueError(f"{sorted(leaf.element for leaf in leaves)} is not consecutive in {self!r}")
-        return found
+        return part
 
     def __repr__(self) -> str:
         """Return the tree as text: (a P-node) and [a Q-node]."""

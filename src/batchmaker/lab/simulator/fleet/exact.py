@@ -9,6 +9,7 @@ from typing import final
 from batchmaker.errors import InvariantError
 from batchmaker.fleet.routing import Router
 from batchmaker.lab.simulator.cells import CellSimulation
+from batchmaker.lab.simulator.driver import OfFleet
 from batchmaker.lab.simulator.fleet.records import ANSWERED, FleetWork
 from batchmaker.lab.simulator.fleet.replicas import ENDED, NEXT, ROWS, SEQUENCES, STEPS, UNANSWERED, WORK_NS, Replicas
 from batchmaker.lab.simulator.run import SimulatedDevice
@@ -82,12 +83,8 @@ class ExactReplicas(Replicas):
             self.router.answered(place, 1)
 
     def _fresh(self, place: int) -> None:
-        device = self._device
-        engine = CellSimulation(
-            self._model, self._make_policy(), self._offered, device.costs.seconds, num_workers=device.workers,
-            run_ahead=device.run_ahead, take_turns=device.take_turns, overhead=device.overhead, coming=[],
-            records=self._shared, ended=self._answered,
-        )  # fmt: skip
+        fleet = OfFleet([], self._shared, self._answered)
+        engine = CellSimulation(self._model, self._make_policy(), self._offered, self._device, fleet=fleet)
         engine.begin()
         if place == len(self._engines):
             self._engines.append(engine)

@@ -62,9 +62,12 @@ class FastReplicas(Replicas):
         cell, overhead = model.cells[0], device.overhead
         self._most_done = cell.max_batch * (BATCHES_AHEAD if policy.budget_s < math.inf else policy.max_steps)
         self._costs = ChainCosts(
-            np.ascontiguousarray(device.costs.seconds[0, : cell.max_batch + 1]), overhead.step_s, overhead.row_s,
-            overhead.turn_s, overhead.request_s,
-        )  # fmt: skip
+            np.ascontiguousarray(device.costs.seconds[0, : cell.max_batch + 1]),
+            overhead.step_s,
+            overhead.row_s,
+            overhead.turn_s,
+            overhead.request_s,
+        )
         self._first = CoreTables(model.cells, policy, [shape.graph for shape in shapes], overhead)
         self._tables = dict[int, CoreTables]()  # by place
         self._offer = fast_loop.Offer(
@@ -125,12 +128,12 @@ class FastReplicas(Replicas):
         places.addresses[place] = self._tables[place].addresses
 
     def _drop(self, place: int) -> list[int]:
-        places, found = self._places, self._tables[place].ids_of_ready(0)
+        places, ready = self._places, self._tables[place].ids_of_ready(0)
         planned: list[int] = places.done[place, places.next_done[place] : places.num_done[place]].tolist()
         self._offer.finished_s[planned] = np.nan
         self._clear(place)
         fast_loop.set_event(self._tree, place, math.inf)
-        return found + planned
+        return ready + planned
 
     def _hand_over(self, request: int, place: int, now_s: float) -> None:
         places, tables, kind = self._places, self._tables[place], int(self._offer.kinds[request])

@@ -119,9 +119,18 @@ def _home_of(offer: Offer, routing: Routing, request: int) -> int:
 
 @compiled
 def play(
-    offer: Offer, routing: Routing, forms: Ints, places: ReplicaTables, costs: ChainCosts, never: NDArray[np.bool_],
-    tree: Floats, busy_s: Floats, held: Ints, wanted: Ints, until_s: float,
-) -> int:  # fmt: skip
+    offer: Offer,
+    routing: Routing,
+    forms: Ints,
+    places: ReplicaTables,
+    costs: ChainCosts,
+    never: NDArray[np.bool_],
+    tree: Floats,
+    busy_s: Floats,
+    held: Ints,
+    wanted: Ints,
+    until_s: float,
+) -> int:
     """Play up to a time, itself included; return how many requests are held, for no replica is open: see `held`.
 
     Ends early where `held` is full; and where a replica lacks room: `wanted` is then the replica and the request, which

@@ -90,6 +90,9 @@ class FleetRecords:
         """Return records in which nothing has happened yet."""
         count = len(arrived_s)
         return cls(
-            arrived_s, np.full(count, np.nan), np.zeros(count, np.int8), np.full(count, -1, np.int32),
+            arrived_s,
+            np.full(count, np.nan),
             np.zeros(count, np.int8),
-        )  # fmt: skip
+            np.full(count, -1, np.int32),
+            np.zeros(count, np.int8),
+        )

@@ -67,15 +67,20 @@ def join(places: ReplicaTables, forms: Ints, place: int, request: int, kind: int
 def has_work(places: ReplicaTables, place: int) -> bool:
     """Whether an idle replica has something to compute."""
     types = state_at(places.addresses[place]).types
-    found: bool = types[TAIL_OF_QUEUE, 0] > types[HEAD_OF_QUEUE, 0]
-    return found
+    is_waiting: bool = types[TAIL_OF_QUEUE, 0] > types[HEAD_OF_QUEUE, 0]
+    return is_waiting
 
 
 @compiled
 def form_task(
-    places: ReplicaTables, costs: ChainCosts, finished_s: Floats, never: NDArray[np.bool_], place: int, now_s: float,
+    places: ReplicaTables,
+    costs: ChainCosts,
+    finished_s: Floats,
+    never: NDArray[np.bool_],
+    place: int,
+    now_s: float,
     busy_s: Floats,
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int]:
     """Form and retire the next task of an idle replica that has work; return how many steps and rows it has.
 
     finished_s: [requests] when its last step ends, written. never: no flags.
@@ -95,10 +100,10 @@ def form_task(
         learn_steps(state.seconds, state.known_s, 0, state.types[MAX_BATCH, 0], 1, rows, taken_s)
         if step + 1 < num_steps and upto[step] == done_before:
             continue
-        found = retire(addresses, task, first, step + 1, never, True, 0.0)
-        first, done_before, num_finished = step + 1, upto[step], found[NUM_FINISHED]
+        outcome = retire(addresses, task, first, step + 1, never, True, 0.0)
+        first, done_before, num_finished = step + 1, upto[step], outcome[NUM_FINISHED]
         for i in range(num_finished):
-            request = found[RETIRED + num_finished + i]
+            request = outcome[RETIRED + num_finished + i]
             finished_s[request] = end_s
             done[num_done] = request
             num_done += 1

@@ -47,15 +47,15 @@ def summarise_fleet(records: FleetRecords, sla_s: float) -> FleetSummary:
         raise OptionError(f"an SLA must be a time above 0, got {sla_s} s")
     answered = records.outcome == ANSWERED
     latency_ms = 1e3 * (records.finished_s - records.arrived_s)[answered]
-    known = bool(len(latency_ms))
-    p50, p90, p99, p999 = np.percentile(latency_ms, (50, 90, 99, 99.9)).tolist() if known else (None,) * 4
+    has_answers = bool(len(latency_ms))
+    p50, p90, p99, p999 = np.percentile(latency_ms, (50, 90, 99, 99.9)).tolist() if has_answers else (None,) * 4
     end_s = float(records.finished_s.max())
     span_s = end_s - float(records.arrived_s[0])
     within = [s for s in records.samples if s.at_s <= records.arrived_s[-1]] or records.samples
     serving = [sample.serving for sample in within]
     return FleetSummary(
         len(answered), int(answered.sum()), int((records.outcome == FAILED).sum()), int((records.tries > 1).sum()),
-        records.deaths, float(latency_ms.mean()) if known else None, p50, p90, p99, p999,
+        records.deaths, float(latency_ms.mean()) if has_answers else None, p50, p90, p99, p999,
         _ratio(float(answered.sum()), span_s),
         1.0 - float((latency_ms <= 1e3 * sla_s).sum()) / len(answered),
         _ratio(records.rows, records.steps),

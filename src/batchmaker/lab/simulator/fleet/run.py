@@ -74,7 +74,7 @@ class _Fleet:
         self._lives = np.random.default_rng((plan.seed, DEATHS_STREAM))
         self._events: list[tuple[float, int, int]] = []  # time, what, number of the replica
         self._wanted = plan.replicas
-        self._asked = 0  # replicas so far, which numbers them
+        self._num_started = 0  # replicas so far, which numbers them
         self._serving: dict[int, tuple[int, float]] = {}  # by number: the place, and since when it is paid for
         self._starting: dict[int, float] = {}
         self._leaving: dict[int, tuple[int, float]] = {}
@@ -83,8 +83,8 @@ class _Fleet:
         """Play to the last answer."""
         replicas, records = self._replicas, self._replicas.records
         for _ in range(self._plan.replicas):
-            self._asked += 1
-            self._ready(self._asked, 0.0, 0.0)
+            self._num_started += 1
+            self._ready(self._num_started, 0.0, 0.0)
         self._at(0.0, _LOOK)
         if self._scaler is not None:
             self._at(0.0, _SCALE)
@@ -113,9 +113,9 @@ class _Fleet:
 
     def _ask(self, now_s: float) -> None:
         """Start one more replica."""
-        self._asked += 1
-        self._starting[self._asked] = now_s
-        self._at(now_s + self._plan.start_s, _READY, self._asked)
+        self._num_started += 1
+        self._starting[self._num_started] = now_s
+        self._at(now_s + self._plan.start_s, _READY, self._num_started)
 
     def _ready(self, number: int, now_s: float, since_s: float) -> None:
         self._serving[number] = (self._replicas.open(now_s), since_s)
@@ -123,12 +123,12 @@ class _Fleet:
             self._at(now_s + float(self._lives.exponential(self._plan.mean_life_s)), _DEATH, number)
 
     def _death(self, number: int, now_s: float) -> None:
-        found = self._serving.pop(number, None)
-        was_serving = found is not None
-        found = found or self._leaving.pop(number, None)
-        if found is None:
+        replica = self._serving.pop(number, None)
+        was_serving = replica is not None
+        replica = replica or self._leaving.pop(number, None)
+        if replica is None:
             return  # it has left before
-        place, since_s = found
+        place, since_s = replica
         self._replicas.records.paid_s += now_s - since_s
         self._replicas.die(place, now_s)
         if was_serving:
@@ -166,10 +166,14 @@ class _Fleet:
         replicas = self._replicas
         replicas.records.samples.append(
             Sample(
-                now_s, len(self._serving), len(self._starting), len(self._leaving), replicas.num_unanswered,
+                now_s,
+                len(self._serving),
+                len(self._starting),
+                len(self._leaving),
+                replicas.num_unanswered,
                 replicas.queued_s,
             )
-        )  # fmt: skip
+        )
         if self._progress is not None:
             self._progress(replicas.share_come)
         if len(replicas.records.samples) % (2 * NUM_SAMPLES) == 0:

@@ -25,7 +25,7 @@ _LETTERS: Final = 4
 _MOST_DIGITS: Final = 12
 
 
-class Asked(NamedTuple):
+class RoutedRequest(NamedTuple):
     """A request, as the router sees it.
 
     elements: numbers in its inputs, and a fourth of the letters; at least 1. chunk: None outside sequences. priority:
@@ -57,39 +57,41 @@ _MANY_BYTES: Final = 256 << 10
 """From here on the elements of a body are counted as a whole, not by key."""
 
 
-def asked_of_infer(model: str, version: str | None, body: bytes, header_length: str | None) -> Asked:
+def request_of_infer(model: str, version: str | None, body: bytes, header_length: str | None) -> RoutedRequest:
     """Return what the body of `infer` asks for. header_length: the number of its bytes that are JSON, as sent."""
-    known = header_length is not None and header_length.isdecimal() and len(header_length) < _MOST_DIGITS
-    head = body[: int(header_length)] if known and header_length is not None else body
+    has_length = header_length is not None and header_length.isdecimal() and len(header_length) < _MOST_DIGITS
+    head = body[: int(header_length)] if has_length and header_length is not None else body
     try:
         read = _HEAD.decode(head)
         inputs = [(items_of(SHAPE.decode(one.shape)), one.datatype) for one in items_of(_INPUTS.decode(read.inputs))]
         parameters = read_parameters(read.parameters)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ServiceError):
-        return Asked(model, version, 1, None)
-    return Asked(model, version, _elements(inputs, len(body)), _chunk_of(parameters), parameters.get("priority"))
+        return RoutedRequest(model, version, 1, None)
+    return RoutedRequest(
+        model, version, _elements(inputs, len(body)), _chunk_of(parameters), parameters.get("priority")
+    )
 
 
-def asked_of_generate(model: str, version: str | None, body: bytes) -> Asked:
+def request_of_generate(model: str, version: str | None, body: bytes) -> RoutedRequest:
     """Return what the body of `generate` or `generate_stream` asks for."""
     try:
         parameters = read_parameters(_HEAD.decode(body).parameters)
         if len(body) > _MANY_BYTES:
             many = body.count(b",") + 1
-            return Asked(model, version, many, _chunk_of(parameters), parameters.get("priority"))
-        given: dict[str, msgspec.Raw] = _GENERATE.decode(body)
+            return RoutedRequest(model, version, many, _chunk_of(parameters), parameters.get("priority"))
+        fields: dict[str, msgspec.Raw] = _GENERATE.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ServiceError):
-        return Asked(model, version, 1, None)
-    elements = sum(_size(value) for name, value in given.items() if name not in ("parameters", "id"))
-    return Asked(model, version, max(1, elements), _chunk_of(parameters), parameters.get("priority"))
+        return RoutedRequest(model, version, 1, None)
+    elements = sum(_size(value) for name, value in fields.items() if name not in ("parameters", "id"))
+    return RoutedRequest(model, version, max(1, elements), _chunk_of(parameters), parameters.get("priority"))
 
 
-def asked_of_message(message: Any) -> Asked:
+def request_of_message(message: Any) -> RoutedRequest:
     """Return what a ModelInferRequest asks for."""
     elements = _elements(((one.shape, one.datatype) for one in message.inputs), message.ByteSize())
     parameters = parameters_of(message.parameters) if message.parameters else {}
     chunk = _chunk_of(parameters) if parameters else None
-    return Asked(message.model_name, message.model_version or None, elements, chunk, parameters.get("priority"))
+    return RoutedRequest(message.model_name, message.model_version or None, elements, chunk, parameters.get("priority"))
 
 
 def _elements(inputs: Any, num_bytes: int) -> int:
