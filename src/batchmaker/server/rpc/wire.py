@@ -49,8 +49,9 @@ def read_infer(message: Any, limits: Limits, remaining_s: float | None) -> Infer
     parameters = parameters_of(message.parameters)
     if remaining_s is not None and remaining_s <= DAY_S:
         remaining_ms = max(1e3 * remaining_s, 1e-3)
-        given_ms = parameters.get("deadline_ms") or remaining_ms
-        if isinstance(given_ms, int | float) and remaining_ms <= given_ms <= 1e3 * DAY_S:
+        sent_ms = parameters.get("deadline_ms")
+        is_wrong = isinstance(sent_ms, bool | str)  # which is told so, whatever this call's own deadline is
+        if sent_ms is None or (not is_wrong and remaining_ms <= float(sent_ms) <= 1e3 * DAY_S):
             parameters["deadline_ms"] = remaining_ms
     return InferRequest(inputs, tuple(outputs), message.id, parameters)
 
