@@ -45,7 +45,9 @@ def signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signatur
 
 def _signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signature:
     if isinstance(model, DeclaresSignature):
-        return model.serving_signature()
+        declared = model.serving_signature()
+        _check_keys(model, declared)
+        return declared
     stream = _stream_form(result, streamed)
     form, outputs = _outputs(model, result, stream)
     request, inputs = _inputs(model)
@@ -55,6 +57,19 @@ def _signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signatu
     known = {spec.name for spec in specs}
     specs += [replace(one, optional=True) for name, one in defaults.items() if one is not None and name not in known]
     return Signature(tuple(specs), outputs, request, form, stream, alone=model.sole_input)
+
+
+def _check_keys(model: Model, declared: Signature) -> None:
+    """Raise ModelError where unfold would get a dict of the inputs as the parameter that is named like one of them."""
+    names = list(inspect.signature(model.unfold).parameters)
+    if declared.request != "keys" or declared.encode is not None or declared.alone is not None or len(names) != 1:
+        return
+    if names[0] in (spec.name for spec in declared.inputs):
+        raise ModelError(
+            f"{type(model).__name__}.serving_signature() says request='keys', so unfold would get a dict as its only "
+            f"parameter, {names[0]!r}, which is also the name of an input. Say request='value' for the input itself, "
+            "or name the parameter otherwise"
+        )
 
 
 def _defaults(model: Model) -> dict[str, TensorSpec | None]:
