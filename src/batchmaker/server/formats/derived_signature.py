@@ -34,13 +34,13 @@ def signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signatur
     are dicts, arguments of `unfold` with a default are optional inputs. Which input is sound, `serving_audio()` says.
     Raises ModelError if request or result is not a value or a flat list or dict of them.
     """
-    found = _signature_of(model, result, streamed)
+    signature = _signature_of(model, result, streamed)
     if not isinstance(model, DeclaresAudio):
-        return found
+        return signature
     audio: Any = model.serving_audio()
     if not isinstance(audio, Audio | None):
         raise ModelError(f"{type(model).__name__}.serving_audio() returned {type(audio).__name__}, not an Audio")
-    return replace(found, audio=audio)
+    return replace(signature, audio=audio)
 
 
 def _signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signature:
@@ -54,8 +54,8 @@ def _signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signatu
     defaults = _defaults(model) if request == "keys" else {}
     optional = {*model.optional_inputs, *defaults}
     specs = [replace(spec, optional=True) if spec.name in optional else spec for spec in inputs]
-    known = {spec.name for spec in specs}
-    specs += [replace(one, optional=True) for name, one in defaults.items() if one is not None and name not in known]
+    names = {spec.name for spec in specs}
+    specs += [replace(one, optional=True) for name, one in defaults.items() if one is not None and name not in names]
     return Signature(tuple(specs), outputs, request, form, stream, alone=model.sole_input)
 
 
@@ -78,14 +78,14 @@ def _defaults(model: Model) -> dict[str, TensorSpec | None]:
     They are empty where unfold takes the whole request as one argument.
     """
     parameters = inspect.signature(model.unfold).parameters.values()
-    found: dict[str, TensorSpec | None] = {}
+    defaults: dict[str, TensorSpec | None] = {}
     for parameter in parameters if len(parameters) > 1 else ():
         if parameter.default is not parameter.empty and parameter.kind in _NAMED:
             try:
-                found[parameter.name] = _spec(model, "a default", parameter.name, parameter.default)
+                defaults[parameter.name] = _spec(model, "a default", parameter.name, parameter.default)
             except (ModelError, KeyError):  # such as None: only the example can show what it may be
-                found[parameter.name] = None
-    return found
+                defaults[parameter.name] = None
+    return defaults
 
 
 def _inputs(model: Model) -> tuple[RequestForm, tuple[TensorSpec, ...]]:

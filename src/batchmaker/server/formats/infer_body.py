@@ -220,11 +220,11 @@ def write_infer(response: InferResponse, request: InferRequest, *, nulls: bool =
     to_json.
     """
     by_default = _flag(dict(request.parameters), "binary_data_output")
-    asked = {wanted.name: wanted.binary for wanted in request.outputs}
+    is_binary = {wanted.name: wanted.binary for wanted in request.outputs}
     outputs: list[dict[str, Any]] = []
     parts: list[bytes] = []
     for tensor in response.outputs:
-        binary = asked.get(tensor.name)
+        binary = is_binary.get(tensor.name)
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if by_default if binary is None else binary:
             parts.append(to_raw(tensor))
