@@ -150,7 +150,12 @@ def test_a_tensor_may_be_sent_as_values(datatype, field, values):
     [
         (request(given_tensor("x", "INT8", [1], int_contents=[300])), "outside the range of INT8"),
         (request(given_tensor("x", "INT64", [3], int64_contents=[1])), "got 1 elements, expected 3"),
-        (request(given_tensor("x", "INT64", [1], fp32_contents=[1])), "got 0 elements, expected 1"),
+        (
+            request(given_tensor("x", "INT64", [1], fp32_contents=[1])),
+            "are in fp32_contents; those of INT64 go in int64",
+        ),
+        (request(given_tensor("x", "INT64", [0], int_contents=[1])), "are in int_contents; those of INT64 go in int64"),
+        (request(given_tensor("x", "INT64", [1], int64_contents=[1], fp32_contents=[2])), "are in fp32_contents"),
         (request(given_tensor("x", "FP16", [1], fp32_contents=[1])), "raw_input_contents only"),
         (request(given_tensor("x", "INT65", [1], int64_contents=[1])), "unknown datatype 'INT65'"),
         (request(given_tensor("x", "INT64", [-1], int64_contents=[1])), "negative size"),

@@ -63,6 +63,11 @@ def _read_input(tensor: Any, raw: bytes | None) -> Tensor:
         field = _CONTENTS.get(tensor.datatype)
         if field is None:
             raise invalid(f"tensor {tensor.name!r}: {tensor.datatype[:32]!r} is sent as raw_input_contents only")
+        others = [other.name for other, _ in tensor.contents.ListFields() if other.name != field]
+        if others:
+            raise invalid(
+                f"tensor {tensor.name!r}: its values are in {others[0]}; those of {tensor.datatype} go in {field}"
+            )
         return from_values(tensor.name, tensor.datatype, tensor.shape, getattr(tensor.contents, field)[:])
     if tensor.HasField("contents"):
         raise invalid(f"tensor {tensor.name!r} has both contents and raw_input_contents; send one of them")
