@@ -74,6 +74,27 @@ def test_a_mapping_gives_the_parameters_by_name(registry: CellRegistry) -> None:
             begun(Unfolding(model, registry, wrong))
 
 
+class Only(bm.Model):
+    """Has one parameter, which is the whole request."""
+
+    def __init__(self) -> None:
+        self.add = bm.Cell(Add())
+
+    def unfold(self, xs: Any) -> Any:
+        return self.add.run(xs.get("the dict", xs), ([0.0],))
+
+
+def test_a_mapping_is_the_only_parameter_itself_and_an_error_of_it_says_so(registry: CellRegistry) -> None:
+    model = Only()
+    begun(Unfolding(model, registry, {"the dict": [[1.0]]}))
+    for wrong in ({"xs": [[1.0]]}, {"xs": [], "more": 1}):
+        with pytest.raises(InvalidRequestError, match=r"one parameter 'xs', .* give that value"):
+            begun(Unfolding(model, registry, wrong))
+    with pytest.raises(InvalidRequestError) as caught:
+        begun(Unfolding(model, registry, {"x": [[1.0]]}))
+    assert "one parameter" not in str(caught.value)
+
+
 def test_a_request_takes_its_number_of_nodes_and_no_more(begin: Begin, wait: Begin) -> None:
     assert begin(lambda m: [add(m) for _ in range(5)], max_nodes=5).graph.num_nodes == 5
     with pytest.raises(NodeLimitError, match="more than 5 nodes"):

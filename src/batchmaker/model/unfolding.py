@@ -284,10 +284,23 @@ class Unfolding:
             return function(**request, **state)
         return function(request, **state)
 
+    def _advice_on_dict(self) -> str:
+        """Return what to do about a dict that may have been meant as the value of the only parameter; "" otherwise."""
+        names = [name for name in _parameters(type(self._model), self._function) if name not in ("state", "last")]
+        if len(names) != 1 or not isinstance(self._request, Mapping) or names[0] not in self._request:
+            return ""
+        return (
+            f"; {self._function} has the one parameter {names[0]!r}, which gets a dict itself and not the value in it: "
+            "give that value as the request"
+        )
+
     def _enter(self, call: Callable[..., Any], *arguments: Any) -> Any:
         token = current_scope.set(self._scope)
         try:
             return call(*arguments)
+        except InvalidRequestError as error:
+            error.args = (f"{error}{self._advice_on_dict()}", *error.args[1:])
+            raise
         except ModelError as error:
             _name_line(error)
             raise
@@ -296,7 +309,8 @@ class Unfolding:
         except Exception as error:
             said, line = said_by(error), line_of(error)
             at = f" (at {line})" if line else ""
-            raise InvalidRequestError(f"{self._name} raised {said}{_advice(error, said)}{at}") from error
+            advice = _advice(error, said) or self._advice_on_dict()
+            raise InvalidRequestError(f"{self._name} raised {said}{advice}{at}") from error
         finally:
             current_scope.reset(token)
 

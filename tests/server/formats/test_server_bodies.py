@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.formats import generate_body, infer_body
+from batchmaker.server.formats.completions import read_ask
 from batchmaker.server.formats.generate_body import write_generate
 from batchmaker.server.formats.infer_body import write_infer
 from batchmaker.server.formats.messages import InferRequest, InferResponse, WantedOutput
@@ -57,6 +58,7 @@ def test_tensors_behind_the_json_are_taken_in_order():
     ("sent", "length", "said"),
     [
         (body(tensor("a"))[0], None, "neither data nor binary_data_size"),
+        (body(tensor("a", data=[]))[0], None, "got 0 elements, expected 2"),
         (body(tensor("a", 8, data=[1, 2]), raw=bytes(8))[0], "99", "has both|not the JSON"),
         (b"{}", "3", "Length is 3, but the body has 2"),
         (b"{}", "-1", "must be a number"),
@@ -80,6 +82,63 @@ def test_binary_sizes_must_add_up():
     sent, length = body(tensor("a", 80), raw=bytes(8))
     with pytest.raises(ServiceError, match="binary_data_size is 80, but 8 bytes follow"):
         read_infer(sent, length, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        ("8", "'8'"), ("eight", "'eight'"), ("x" * 999, "'xxx.*\\.\\.\\.$"), (8.0, "8.0"), (8.5, "8.5"), (True, "true"),
+        (-1, "-1"),
+    ],
+)  # fmt: skip
+def test_a_binary_size_is_a_whole_number(size, shown):
+    sent, length = body(tensor("a", size), raw=bytes(8))
+    wanted = (
+        "tensor 'a': binary_data_size must be a whole number, how many of the bytes after the JSON are the tensor's"
+    )
+    with pytest.raises(ServiceError, match=f"{wanted}, got {shown}") as caught:
+        read_infer(sent, length, LIMITS)
+    assert caught.value.kind is FaultKind.INVALID
+
+
+def test_who_forgets_the_length_of_the_json_is_told_the_header():
+    sent, _ = body(tensor("a", 8), raw=bytes(8))
+    with pytest.raises(ServiceError, match="need the header Inference-Header-Content-Length"):
+        read_infer(sent, None, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("text", "offset", "half"),
+    [
+        (r"\ud800", 0, r"\ud800"),
+        (r"\uDFFF\ud800", 0, r"\uDFFF"),
+        (r"a\\\udc00", 3, r"\udc00"),
+        (r"\ud83d\ude00\ude00", 12, r"\ude00"),
+        (r"\ud83d\ud83d\ude00", 0, r"\ud83d"),
+        (r"\udbffx", 0, r"\udbff"),
+    ],
+)
+def test_half_of_a_character_is_refused_with_its_place_wherever_it_is(text, offset, half):
+    whole = r"\ud83d\ude00 \\ud800"
+    bodies = [
+        (read_generate, f'{{"text": "{whole} {text}"}}', SIGNATURE),
+        (read_generate, f'{{"words": [1], "id": "{whole}{text}"}}', SIGNATURE),
+        (read_generate, f'{{"words": [1], "parameters": {{"sequence_id": "{text}"}}}}', SIGNATURE),
+        (read_generate, f'{{"{text}": [1]}}', SIGNATURE),
+        (lambda sent, _: read_infer(sent, None, LIMITS), f'{{"inputs": [], "id": "{text}"}}', None),
+        (lambda sent, _: read_ask(sent), f'{{"model": "m", "prompt": "{text}"}}', None),
+    ]
+    for read, sent, how in bodies:
+        at = sent.rindex(text) + offset
+        with pytest.raises(ServiceError) as caught:
+            read(sent.encode(), how)
+        assert caught.value.kind is FaultKind.INVALID
+        assert f"{half} (byte {at}) is half of a character; send both halves" in str(caught.value)
+
+
+def test_whole_characters_in_escapes_are_read():
+    request = read_generate(rb'{"text": "\ud83d\ude00 \\ud800 \u0000"}', SIGNATURE)
+    assert request.inputs[0].data.tolist() == ["\U0001f600 \\ud800 \0".encode()]
 
 
 @pytest.mark.parametrize(
@@ -162,6 +221,9 @@ def test_generate_takes_plain_values():
             b'{"pairs": [[1, 2], [3]]}',
             "other lengths than the first.*elements as one flat list and the lengths as another",
         ),
+        (b'{"pairs": [[1], [2, 3]]}', "other lengths than the first"),
+        (b'{"pairs": [3, [1, 2]]}', "other lengths than the first"),
+        (b'{"pairs": [[1], [2]]}', r"got shape \[2, 1\], expected \[-1, 2\]"),
         (b'{"id": 3}', "not the JSON"),
         (b'{"parameters": []}', "not the JSON"),
     ],

@@ -118,6 +118,19 @@ def test_a_float_that_does_not_fit_is_refused_and_not_made_infinite(given, expec
     assert np.isnan(kept[1])
 
 
+def test_an_input_that_unfold_would_get_within_a_dict_is_refused_when_the_model_is_loaded():
+    class Wrapped(Counter):
+        def serving_signature(self):
+            return Signature((TensorSpec(self.input, "INT64", (1,)),), ())
+
+    model = Wrapped()
+    model.input = "n"
+    with pytest.raises(ModelError, match=r"a dict as its only parameter, 'n', .* Say request='value'"):
+        signature_of(model, None, [])
+    model.input = "number"  # a dict is meant: the parameter is none of its keys
+    assert signature_of(model, None, []).request == "keys"
+
+
 def test_a_model_without_example_or_declaration_is_refused_with_advice():
     model = Counter()
     model.example_request = None

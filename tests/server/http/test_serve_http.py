@@ -188,6 +188,22 @@ def test_generate_answers_plain_json(server):
     assert (bad.status, bad.json) == (400, {"error": said})
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (rb'{"input_0": 3, "id": "\ud800"}', "half of a character"),
+        (b'{"input_0": 3, "parameters": {"deadline_ms": 0}}', "'deadline_ms' must be a number of milliseconds above 0"),
+        (b'{"input_0": 3, "parameters": {"deadline_ms": false}}', "got false"),
+        (b'{"input_0": 3, "parameters": {"timeout": 1%s}}' % (b"0" * 320), "'timeout' must be a number"),
+    ],
+)
+def test_what_cannot_be_meant_is_the_clients_fault(server, body, said):
+    for route in ("generate", "generate_stream"):
+        answer = server.call("POST", f"/v2/models/counter/{route}", body)
+        assert answer.status == 400
+        assert said in answer.json["error"]
+
+
 def test_generate_stream_sends_each_value_as_an_event(server):
     answer = server.post("/v2/models/counter/generate_stream", {"input_0": 4})
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -301,6 +317,10 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(server):
 def test_compressed_bodies_are_refused_with_advice(server):
     answer = server.call("POST", "/v2/models/lstm/infer", b"x", Content_Encoding="gzip")
     assert answer.status == 415
+    for none in ("identity", "Identity", ""):
+        assert (
+            server.call("POST", "/v2/models/counter/generate", b'{"input_0": 1}', Content_Encoding=none).status == 200
+        )
 
 
 def test_a_trace_shows_the_last_requests(server):

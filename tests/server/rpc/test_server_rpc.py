@@ -150,7 +150,12 @@ def test_a_tensor_may_be_sent_as_values(datatype, field, values):
     [
         (request(given_tensor("x", "INT8", [1], int_contents=[300])), "outside the range of INT8"),
         (request(given_tensor("x", "INT64", [3], int64_contents=[1])), "got 1 elements, expected 3"),
-        (request(given_tensor("x", "INT64", [1], fp32_contents=[1])), "got 0 elements, expected 1"),
+        (
+            request(given_tensor("x", "INT64", [1], fp32_contents=[1])),
+            "are in fp32_contents; those of INT64 go in int64",
+        ),
+        (request(given_tensor("x", "INT64", [0], int_contents=[1])), "are in int_contents; those of INT64 go in int64"),
+        (request(given_tensor("x", "INT64", [1], int64_contents=[1], fp32_contents=[2])), "are in fp32_contents"),
         (request(given_tensor("x", "FP16", [1], fp32_contents=[1])), "raw_input_contents only"),
         (request(given_tensor("x", "INT65", [1], int64_contents=[1])), "unknown datatype 'INT65'"),
         (request(given_tensor("x", "INT64", [-1], int64_contents=[1])), "negative size"),
@@ -234,11 +239,10 @@ def test_shared_memory_and_classification_are_refused_as_not_supported(place):
 
 
 @pytest.mark.parametrize(
-    ("given_ms", "remaining_s", "deadline_ms"),
+    ("sent_ms", "remaining_s", "deadline_ms"),
     [
         (None, None, None),
         (None, 0.5, 500.0),
-        (0, 0.5, 500.0),
         (200, 0.5, 200),
         (900.0, 0.5, 500.0),
         (900, None, 900),
@@ -246,16 +250,17 @@ def test_shared_memory_and_classification_are_refused_as_not_supported(place):
         (None, 0.0, 1e-3),
     ],
 )
-def test_the_earlier_of_two_deadlines_counts(given_ms, remaining_s, deadline_ms):
-    asked = request() if given_ms is None else request(deadline_ms=given_ms)
+def test_the_earlier_of_two_deadlines_counts(sent_ms, remaining_s, deadline_ms):
+    asked = request() if sent_ms is None else request(deadline_ms=sent_ms)
     assert call_options(read(asked, remaining_s).parameters).deadline_ms == deadline_ms
 
 
-def test_a_deadline_that_is_none_is_still_told_so():
-    with pytest.raises(ServiceError, match="deadline_ms"):
-        call_options(read(request(deadline_ms="soon"), 0.5).parameters)
-    with pytest.raises(ServiceError, match="deadline_ms"):
-        call_options(read(request(deadline_ms=-5), 0.5).parameters)
+@pytest.mark.parametrize("remaining_s", [None, 1e-4, 0.5])
+@pytest.mark.parametrize("wrong", ["soon", "", 0, -5, 0.0, float("nan"), float("inf"), -float("inf"), True, False])
+def test_a_wrong_deadline_is_refused_whatever_that_of_the_call_is(wrong, remaining_s):
+    with pytest.raises(ServiceError, match="'deadline_ms' must be a number of milliseconds above 0") as caught:
+        call_options(read(request(deadline_ms=wrong), remaining_s).parameters)
+    assert caught.value.kind is FaultKind.INVALID
 
 
 def test_the_core_of_grpc_knows_every_setting_that_it_is_given():

@@ -96,7 +96,7 @@ class HeldBytes:
     async def read(self, request: Request) -> bytes:
         """Return the whole body. Raises ServiceError if it is too large, too slow or encoded, or the client leaves."""
         for name, value in request.scope["headers"]:
-            if name == b"content-encoding" and value != b"identity":
+            if name == b"content-encoding" and value.strip().lower() not in (b"identity", b""):
                 encoding = value[:32].decode("latin-1")
                 raise ServiceError(
                     FaultKind.ENCODING, f"Content-Encoding {encoding!r} is not supported; send it as it is"

@@ -77,12 +77,12 @@ class Audio:
 
     def encoding(self, name: str, rate: int | None = None) -> Encoding:
         """Return the encoding of this name. rate: of the sound, if the client says so. INVALID if it does not fit."""
-        found = named_encoding(name, ENCODINGS)
+        encoding = named_encoding(name, ENCODINGS)
         if rate is None:
-            rate = found.rate
+            rate = encoding.rate
         if rate is not None:
             self.check_rate(rate, name)
-        return found
+        return encoding
 
     def samples(self, data: bytes | memoryview, encoding: Encoding) -> NDArray[np.float32]:
         """Return encoded sound as float32 [n] in the model's scale. INVALID if it is no whole number of samples."""

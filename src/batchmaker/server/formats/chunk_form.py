@@ -110,9 +110,9 @@ class ChunkForm:
                     f"a chunk in JSON has {len(text)} bytes; at most {MAX_TEXT_BYTES} are taken. Send its values as a "
                     "binary message, or in several chunks",
                 )
-            asked = at_once(read_generate(text, self._signature, self._limits))
+            chunk = at_once(read_generate(text, self._signature, self._limits))
             return msgspec.structs.replace(
-                asked, outputs=self._outputs, parameters={**self._parameters, **asked.parameters}
+                chunk, outputs=self._outputs, parameters={**self._parameters, **chunk.parameters}
             )
         if self._encoding is not None:
             return InferRequest((self._sound(message, self._encoding),), self._outputs, "", self._parameters)
@@ -131,24 +131,24 @@ class ChunkForm:
 
     def read_chunk(self, message: bytes | str) -> tuple[InferRequest, bool]:
         """As `read`; also whether the chunk is marked as the last one: by the parameter `sequence_end`."""
-        asked = self.read(message)
-        if asked.parameters.get("sequence_end") is not True or "sequence_id" in asked.parameters:
-            return asked, False
-        parameters = {name: value for name, value in asked.parameters.items() if name != "sequence_end"}
-        return msgspec.structs.replace(asked, parameters=parameters), True
+        chunk = self.read(message)
+        if chunk.parameters.get("sequence_end") is not True or "sequence_id" in chunk.parameters:
+            return chunk, False
+        parameters = {name: value for name, value in chunk.parameters.items() if name != "sequence_end"}
+        return msgspec.structs.replace(chunk, parameters=parameters), True
 
     def read_control(self, message: str) -> ControlMessage | None:
         """Return what a text message asks for in place of a chunk; None for a chunk. INVALID if it is malformed.
 
         A name of an input is always that input.
         """
-        found = _CONTROL.match(message)
-        if found is None or found[1] in self._input_names:
+        control = _CONTROL.match(message)
+        if control is None or control[1] in self._input_names:
             return None
         try:
             return _CONTROLS.decode(message)
         except msgspec.DecodeError as error:
-            raise invalid(f"{found[1]!r} is no input of this model, and no control of this form: {error}") from None
+            raise invalid(f"{control[1]!r} is no input of this model, and no control of this form: {error}") from None
 
     def read_values(self, message: bytes | memoryview) -> Any:
         """Return the argument of `unfold_chunk` of plain values, not copied. INVALID if they do not fit the input."""
@@ -158,8 +158,8 @@ class ChunkForm:
         assert self._make_input is not None
         count, rest = divmod(len(message), values.row_bytes)
         if rest or count > values.most_rows or (count != 1 and not values.varies):
-            asked = self.read(bytes(message))
-            return self._signature.to_request(asked.inputs, self._limits)  # which says what is wrong
+            chunk = self.read(bytes(message))
+            return self._signature.to_request(chunk.inputs, self._limits)  # which says what is wrong
         data = np.frombuffer(message, values.dtype)
         if values.shape is not None:
             data = data.reshape(values.shape)

@@ -65,11 +65,11 @@ class DeclaresCompletions(Protocol):
 
 def completions_of(model: Model, signature: Signature) -> Completions | None:
     """Return how a model answers completions, None if it does not. ModelError if its tensors are not those needed."""
-    found = model.serving_completions() if isinstance(model, DeclaresCompletions) else None
-    if found is None:
+    completions = model.serving_completions() if isinstance(model, DeclaresCompletions) else None
+    if completions is None:
         return None
-    if not isinstance(found, Completions):
-        raise ModelError(f"{type(model).__name__}.serving_completions() returned {type(found).__name__}")
+    if not isinstance(completions, Completions):
+        raise ModelError(f"{type(model).__name__}.serving_completions() returned {type(completions).__name__}")
     inputs = {spec.name: (kind_of(spec.datatype), spec.shape) for spec in signature.inputs}
     fits = inputs.get("prompt") == ("i", (-1,)) and inputs.get("max_tokens") == ("i", (1,))
     if not fits or signature.stream != "elements" or signature.encode or signature.decode:
@@ -78,7 +78,7 @@ def completions_of(model: Model, signature: Signature) -> Completions | None:
             "`max_tokens`, and its result must be tokens that stream one by one. Its example request shows "
             f"{', '.join(inputs)}; its result streams as {signature.stream!r}"
         )
-    return found
+    return completions
 
 
 Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -181,7 +181,7 @@ def _options(ask: CompletionAsk, inputs: set[str]) -> list[tuple[str, str, NDArr
     """Return the model's inputs besides the prompt: name, datatype, value. INVALID for one that it does not have."""
     temperature = 1.0 if ask.temperature is None and "temperature" in inputs else ask.temperature
     seed = secrets.randbits(62) if ask.seed is None else ask.seed
-    asked: dict[str, tuple[Any, str, tuple[Any, ...]]] = {
+    fields: dict[str, tuple[Any, str, tuple[Any, ...]]] = {
         "max_tokens": (MAX_TOKENS if ask.max_tokens is None else ask.max_tokens, "INT64", ()),
         "temperature": (temperature, "FP64", (0,)),
         "top_p": (ask.top_p, "FP64", (1,)),
@@ -189,7 +189,7 @@ def _options(ask: CompletionAsk, inputs: set[str]) -> list[tuple[str, str, NDArr
         "seed": (seed, "INT64", (seed,)),
     }
     options = []
-    for name, (value, datatype, neutral) in asked.items():
+    for name, (value, datatype, neutral) in fields.items():
         if name in inputs and value is not None:
             options.append((name, datatype, np.array([value], np.float64 if datatype == "FP64" else np.int64)))
         elif value is not None and value not in neutral:
@@ -248,7 +248,7 @@ class Writing:
             self.finished, self._held = "stop", ""
             return text[: min(ends)]
         longest = max((len(stop) for stop in self._stops), default=1) - 1
-        kept = next(
+        num_held = next(
             (
                 size
                 for size in range(min(longest, len(text)), 0, -1)
@@ -256,8 +256,8 @@ class Writing:
             ),
             0,
         )
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept]
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
 
 
 def tokens_in(part: Sequence[Tensor]) -> list[int]:

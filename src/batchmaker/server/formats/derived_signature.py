@@ -34,27 +34,42 @@ def signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signatur
     are dicts, arguments of `unfold` with a default are optional inputs. Which input is sound, `serving_audio()` says.
     Raises ModelError if request or result is not a value or a flat list or dict of them.
     """
-    found = _signature_of(model, result, streamed)
+    signature = _signature_of(model, result, streamed)
     if not isinstance(model, DeclaresAudio):
-        return found
+        return signature
     audio: Any = model.serving_audio()
     if not isinstance(audio, Audio | None):
         raise ModelError(f"{type(model).__name__}.serving_audio() returned {type(audio).__name__}, not an Audio")
-    return replace(found, audio=audio)
+    return replace(signature, audio=audio)
 
 
 def _signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signature:
     if isinstance(model, DeclaresSignature):
-        return model.serving_signature()
+        declared = model.serving_signature()
+        _check_keys(model, declared)
+        return declared
     stream = _stream_form(result, streamed)
     form, outputs = _outputs(model, result, stream)
     request, inputs = _inputs(model)
     defaults = _defaults(model) if request == "keys" else {}
     optional = {*model.optional_inputs, *defaults}
     specs = [replace(spec, optional=True) if spec.name in optional else spec for spec in inputs]
-    known = {spec.name for spec in specs}
-    specs += [replace(one, optional=True) for name, one in defaults.items() if one is not None and name not in known]
+    names = {spec.name for spec in specs}
+    specs += [replace(one, optional=True) for name, one in defaults.items() if one is not None and name not in names]
     return Signature(tuple(specs), outputs, request, form, stream, alone=model.sole_input)
+
+
+def _check_keys(model: Model, declared: Signature) -> None:
+    """Raise ModelError where unfold would get a dict of the inputs as the parameter that is named like one of them."""
+    names = list(inspect.signature(model.unfold).parameters)
+    if declared.request != "keys" or declared.encode is not None or declared.alone is not None or len(names) != 1:
+        return
+    if names[0] in (spec.name for spec in declared.inputs):
+        raise ModelError(
+            f"{type(model).__name__}.serving_signature() says request='keys', so unfold would get a dict as its only "
+            f"parameter, {names[0]!r}, which is also the name of an input. Say request='value' for the input itself, "
+            "or name the parameter otherwise"
+        )
 
 
 def _defaults(model: Model) -> dict[str, TensorSpec | None]:
@@ -63,14 +78,14 @@ def _defaults(model: Model) -> dict[str, TensorSpec | None]:
     They are empty where unfold takes the whole request as one argument.
     """
     parameters = inspect.signature(model.unfold).parameters.values()
-    found: dict[str, TensorSpec | None] = {}
+    defaults: dict[str, TensorSpec | None] = {}
     for parameter in parameters if len(parameters) > 1 else ():
         if parameter.default is not parameter.empty and parameter.kind in _NAMED:
             try:
-                found[parameter.name] = _spec(model, "a default", parameter.name, parameter.default)
+                defaults[parameter.name] = _spec(model, "a default", parameter.name, parameter.default)
             except (ModelError, KeyError):  # such as None: only the example can show what it may be
-                found[parameter.name] = None
-    return found
+                defaults[parameter.name] = None
+    return defaults
 
 
 def _inputs(model: Model) -> tuple[RequestForm, tuple[TensorSpec, ...]]:

@@ -42,7 +42,7 @@ def read_form(body: bytes, content_type: str | None) -> Pieces[FormBody]:
         parser.finalize()
     except FormParserError as error:
         raise invalid(f"the body is no whole form: {str(error)[:200]}") from None
-    return parts.found
+    return parts.form
 
 
 @final
@@ -50,7 +50,7 @@ class _Parts:
     """What the parser finds."""
 
     def __init__(self) -> None:
-        self.found = FormBody()
+        self.form = FormBody()
         self._num_parts = 0
         self._header = [b"", b""]
         self._disposition = b""
@@ -92,14 +92,14 @@ class _Parts:
             raise invalid("a part of the form has no name: send it as Content-Disposition: form-data; name=...")
         data = b"".join(self._data)
         if b"filename" in options:
-            if name in self.found.files:
+            if name in self.form.files:
                 raise invalid(f"the form has two files {name[:64]!r}; send one")
-            self.found.files[name] = data
+            self.form.files[name] = data
             return
         if self._size + len(name) > _MAX_FIELD_BYTES:
             raise invalid(f"field {name[:64]!r} has {self._size} bytes; at most {_MAX_FIELD_BYTES} are taken")
         try:
-            self.found.fields.setdefault(name, []).append(data.decode())
+            self.form.fields.setdefault(name, []).append(data.decode())
         except UnicodeDecodeError:
             raise invalid(
                 f"field {name[:64]!r} is not UTF-8; a file has a filename in its Content-Disposition"

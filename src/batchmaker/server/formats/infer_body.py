@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from batchmaker.server.faults import invalid
+from batchmaker.server.faults import ServiceError, invalid
 from batchmaker.server.formats.json_tensors import PIECE_BYTES, read_json
 from batchmaker.server.formats.messages import InferRequest, InferResponse, Parameter, WantedOutput
-from batchmaker.server.formats.parameters import refuse_unsupported
+from batchmaker.server.formats.parameters import as_sent, refuse_unsupported
 from batchmaker.server.formats.pieces import Pieces
 from batchmaker.server.formats.signature import Signature, check_once
 from batchmaker.server.formats.tensors import (
@@ -86,9 +87,31 @@ def decode_json(decoder: msgspec.json.Decoder[Any], body: bytes | memoryview | m
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason, _, place = str(error).partition(" - at `$")
         where = f" - at `${at}{place or '`'}" if at or place else ""
-        raise invalid(f"the body is not the JSON expected here: {reason[:512]}{where[:512]}") from None
+        lone = lone_surrogate(body)
+        raise invalid(f"the body is not the JSON expected here: {lone or reason[:512] + where[:512]}") from None
     except RecursionError:
         raise invalid("the body is nested too deeply") from None
+
+
+_HEX: Final = rb"[0-9a-fA-F]"
+_LONE: Final = re.compile(
+    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB]%b{2}\\u[dD][c-fC-F]%b{2})*+(\\u[dD][89a-fA-F]%b{2})"
+    % (_HEX, _HEX, _HEX)
+)
+"""JSON up to the first escape of one half of a pair of surrogates without the other."""
+
+_SCANNED_BYTES: Final = 1 << 20
+
+
+def lone_surrogate(body: bytes | memoryview | msgspec.Raw) -> str:
+    """Return what is wrong with JSON that has half of a character, "" if it has none: its decoder does not say so."""
+    lone = _LONE.match(memoryview(body)[:_SCANNED_BYTES])
+    if lone is None or lone.end() > _SCANNED_BYTES - len(lone[1]):  # the other half may come
+        return ""
+    return (
+        f"{bytes(lone[1]).decode()} (byte {lone.start(1)}) is half of a character; send both halves, such as "
+        "\\ud83d\\ude00, or the character itself in UTF-8"
+    )
 
 
 def read_parameters(raw: msgspec.Raw, at: str = ".parameters", most: int = _MAX_BYTES) -> dict[str, Parameter]:
@@ -115,7 +138,13 @@ def read_infer(body: bytes, header_length: str | None, signature: Signature, lim
     """
     view = memoryview(body)
     length = len(body) if header_length is None else _parsed_length(header_length, len(body))
-    head: _Body = decode_json(_BODY, view[:length])
+    try:
+        head: _Body = decode_json(_BODY, view[:length])
+    except ServiceError as fault:
+        if header_length is None and "trailing characters" in str(fault):
+            hint = "tensors as bytes after the JSON need the header Inference-Header-Content-Length"
+            raise invalid(f"{fault}; {hint}") from None
+        raise
     if length > PIECE_BYTES:
         yield
     entries = items_of(decode_json(_inputs_decoder(limits.max_tensors), head.inputs, ".inputs"))
@@ -162,8 +191,13 @@ def _read_input(
         return (yield from read_json(entry.name, entry.datatype, shape, bytes(entry.data), check)), raw
     if entry.data:
         raise invalid(f"tensor {entry.name!r} has both data and binary_data_size; send one of them")
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(raw):
-        raise invalid(f"tensor {entry.name!r}: binary_data_size is {size!r}, but {len(raw)} bytes follow")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise invalid(
+            f"tensor {entry.name!r}: binary_data_size must be a whole number, how many of the bytes after the JSON are "
+            f"the tensor's, got {as_sent(size)}"
+        )
+    if size > len(raw):
+        raise invalid(f"tensor {entry.name!r}: binary_data_size is {as_sent(size)}, but {len(raw)} bytes follow")
     return from_raw(entry.name, entry.datatype, shape, raw[:size]), raw[size:]
 
 
@@ -175,7 +209,7 @@ def _wanted(output: _Output) -> WantedOutput:
 def _flag(parameters: dict[str, Parameter], name: str) -> bool | None:
     value = parameters.get(name)
     if value is not None and not isinstance(value, bool):
-        raise invalid(f"{name} must be true or false, got {value!r}")
+        raise invalid(f"{name} must be true or false, got {as_sent(value)}")
     return value
 
 
@@ -186,11 +220,11 @@ def write_infer(response: InferResponse, request: InferRequest, *, nulls: bool =
     to_json.
     """
     by_default = _flag(dict(request.parameters), "binary_data_output")
-    asked = {wanted.name: wanted.binary for wanted in request.outputs}
+    is_binary = {wanted.name: wanted.binary for wanted in request.outputs}
     outputs: list[dict[str, Any]] = []
     parts: list[bytes] = []
     for tensor in response.outputs:
-        binary = asked.get(tensor.name)
+        binary = is_binary.get(tensor.name)
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if by_default if binary is None else binary:
             parts.append(to_raw(tensor))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -77,17 +77,19 @@ def read_json(name: str, datatype: str, shape: Sequence[int] | None, data: bytes
 def _numbers(name: str, datatype: str, shape: Sequence[int] | None, data: bytes, check: Check) -> Pieces[Tensor]:
     dtype, long = NUMPY[datatype], len(data) > PIECE_BYTES
     structure = data.translate(None, _SCALARS[dtype.kind])
+    flat = fits = _is_flat(structure)
     if shape is None:
         shape = _shape_of(name, structure, data)
+        fits = flat or _is_nested(structure, shape)
+        check = check if fits else partial(_unless_ragged, name, check)
     check(shape)
     if long:
         yield
     count = math.prod(shape)
-    flat = _is_flat(structure)
     num_commas = structure.count(b",")
     if flat and num_commas != max(count - 1, 0):
-        raise _other_count(name, num_commas + 1, count, shape)
-    if not flat and not _is_nested(structure, shape):
+        raise _other_count(name, 0 if _EMPTY.fullmatch(data) else num_commas + 1, count, shape)
+    if not fits and not _is_nested(structure, shape):
         raise invalid(f"tensor {name!r}: data is no {datatype} of shape {list(shape)}: {_reason(dtype, shape, data)}")
     if long:
         yield
@@ -118,6 +120,14 @@ def _fill(array: np.ndarray[Any, Any], name: str, datatype: str, text: bytes) ->
         start = end + 1
     if at != len(array):  # a piece without an element
         raise _other_count(name, at, len(array), array.shape)
+
+
+def _unless_ragged(name: str, check: Check, shape: Sequence[int]) -> None:
+    """Check the shape of the first lists, where others have other lengths: a wrong one is not what is wrong."""
+    try:
+        check(shape)
+    except ServiceError:
+        raise invalid(f"tensor {name!r}: {_RAGGED}") from None
 
 
 def _other_count(name: str, got: int, count: int, shape: Sequence[int]) -> ServiceError:

@@ -20,6 +20,9 @@ MAX_ID: Final = 1024
 _MAX_PRIORITY: Final = (1 << 32) - 1
 _MAX_SEQUENCE_ID: Final = (1 << 64) - 1
 _MAX_SEQUENCE_NAME: Final = 128
+_MOST_SAID: Final = 40
+"""Characters of a wrong value in a message."""
+
 
 SequenceName = int | str
 """A client's name of its sequence. 7 and "7" are two names."""
@@ -64,6 +67,14 @@ class CallOptions(msgspec.Struct, frozen=True):
 _DEFAULT: Final = CallOptions()
 
 
+def as_sent(value: Parameter) -> str:
+    """Return a parameter's value for a message, as it is written in JSON; the beginning of a long one."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    text = repr(value)
+    return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]}..."
+
+
 def check_id(request_id: str) -> None:
     """Raise INVALID for an id that is too long: it is sent back with every part of an answer."""
     if len(request_id) > MAX_ID:
@@ -73,8 +84,8 @@ def check_id(request_id: str) -> None:
 def call_options(parameters: Mapping[str, Parameter]) -> CallOptions:
     """Return the options in a request's parameters.
 
-    `timeout` (microseconds) and `deadline_ms`: the earlier counts, 0 is none. `priority`: 1 is the highest; without
-    one, or with 0, a request comes after all that have one. `sequence_id`: 0 and "" are none.
+    `timeout` (microseconds; 0 is none, as in Triton) and `deadline_ms`: the earlier counts. `priority`: 1 is the
+    highest; without one, or with 0, a request comes after all that have one. `sequence_id`: 0 and "" are none.
     """
     if not parameters:
         return _DEFAULT
@@ -119,11 +130,17 @@ def refuse_unsupported(name: str, parameters: Mapping[str, Parameter]) -> None:
 
 
 def _milliseconds(name: str, value: Parameter, unit_ms: float) -> float | None:
-    if value is None or value == 0:
+    is_timeout = name == "timeout"
+    if value is None or (is_timeout and value == 0 and not isinstance(value, bool)):
         return None
-    if isinstance(value, bool | str) or not 0 < value * unit_ms <= 1e3 * DAY_S:
-        unit = "microseconds" if name == "timeout" else "milliseconds"
-        raise invalid(f"parameter {name!r} must be a number of {unit} above 0 and within a day, got {value!r}")
+    # compared before it is multiplied: an integer may be larger than every float
+    if isinstance(value, bool | str) or not 0 < value <= 1e3 * DAY_S / unit_ms:
+        unit = "microseconds" if is_timeout else "milliseconds"
+        none = "0 or without it" if is_timeout else "without it"
+        raise invalid(
+            f"parameter {name!r} must be a number of {unit} above 0 and within a day, got {as_sent(value)}; {none}, "
+            "the request has no deadline of its own"
+        )
     return value * unit_ms
 
 
@@ -131,7 +148,10 @@ def _priority(value: Parameter) -> int:
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_PRIORITY:
-        raise invalid(f"parameter 'priority' must be a whole number, 0 (default) or 1 (highest) and on, got {value!r}")
+        raise invalid(
+            "parameter 'priority' must be a whole number, 0 (default) or 1 (highest) and on up to "
+            f"{_MAX_PRIORITY}, got {as_sent(value)}"
+        )
     return _MAX_PRIORITY + 1 - value if value else 0
 
 
@@ -152,7 +172,7 @@ def _chunk(parameters: Mapping[str, Parameter]) -> ChunkOptions | None:
     if isinstance(name, float) or not good:
         raise invalid(
             "parameter 'sequence_id' must be a whole number from 1 to 2^64 - 1, or a string of at most "
-            f"{_MAX_SEQUENCE_NAME} characters, got {str(name)[:32]!r}"
+            f"{_MAX_SEQUENCE_NAME} characters, got {as_sent(name)}"
         )
     if isinstance(state, str) and not start:
         raise invalid("a sequence_state is what a sequence begins with: send it with sequence_start; true asks for one")
@@ -183,4 +203,4 @@ def state_as_text(state: bytes) -> str:
 def _flag(name: str, value: Parameter) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
-    raise invalid(f"parameter {name!r} must be true or false, got {str(value)[:32]!r}")
+    raise invalid(f"parameter {name!r} must be true or false, got {as_sent(value)}")

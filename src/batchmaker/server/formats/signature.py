@@ -90,10 +90,10 @@ class Signature:
         if self.audio is None:
             return None
         name = self.audio.input
-        found = [spec for spec in self.inputs if spec.name == name or (name is None and not spec.optional)]
-        if len(found) != 1 or kind_of(found[0].datatype) != "f" or 0 in found[0].shape:
+        specs = [spec for spec in self.inputs if spec.name == name or (name is None and not spec.optional)]
+        if len(specs) != 1 or kind_of(specs[0].datatype) != "f" or 0 in specs[0].shape:
             return None
-        return found[0] if found[0].shape.count(-1) == 1 else None
+        return specs[0] if specs[0].shape.count(-1) == 1 else None
 
     @property
     def single_outputs(self) -> frozenset[str]:

@@ -14,9 +14,14 @@ _NEUTRAL: Final = {"prompt": ("",), "temperature": ("", "0", "0.0")}
 """Fields that are not supported, with the values that ask for nothing."""
 
 _OF_THE_API: Final = (
-    "chunking_strategy", "include", "timestamp_granularities", "keywords", "languages", "known_speaker_names",
+    "chunking_strategy",
+    "include",
+    "timestamp_granularities",
+    "keywords",
+    "languages",
+    "known_speaker_names",
     "known_speaker_references",
-)  # fmt: skip
+)
 _FORMATS: Final = ("json", "text", "verbose_json")
 _OTHER_FORMATS: Final = ("srt", "vtt", "diarized_json")
 _FLAGS: Final = {"true": True, "false": False}
@@ -64,11 +69,11 @@ def read_transcription(form: FormBody) -> TranscriptionAsk:
     return TranscriptionAsk(model, form.files["file"], response_format, stream, _field(form, "language", "") or None)
 
 
-def check_language(asked: str | None, said: Transcriptions, model: str) -> None:
+def check_language(language: str | None, said: Transcriptions, model: str) -> None:
     """Raise INVALID for another language than the model's: the model cannot be told which to hear."""
-    if asked is not None and asked != said.language:
+    if language is not None and language != said.language:
         what = "says no language" if said.language is None else f"writes {said.language!r}"
-        raise invalid(f"language {asked[:32]!r} cannot be asked for: the model {model[:64]!r} {what}; leave it out")
+        raise invalid(f"language {language[:32]!r} cannot be asked for: the model {model[:64]!r} {what}; leave it out")
 
 
 def _field(form: FormBody, name: str, missing: str) -> str:

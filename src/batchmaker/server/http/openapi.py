@@ -90,8 +90,8 @@ _SCHEMAS: Final[dict[str, Any]] = {
     },
     "RequestParameters": {
         **_object(
-            timeout={"type": "integer", "minimum": 0, "description": "Microseconds from arrival; 0 is none."},
-            deadline_ms={"type": "number", "minimum": 0, "description": "Milliseconds from arrival; 0 is none."},
+            timeout={"type": "number", "minimum": 0, "description": "Microseconds from arrival; 0 is none."},
+            deadline_ms={"type": "number", "exclusiveMinimum": 0, "description": "Milliseconds from arrival."},
             priority={"type": "integer", "minimum": 0, "description": "1 is the highest; 0 comes after all others."},
             sequence_id={"type": ["integer", "string"], "description": "Of what the request is a chunk; 0 is none."},
             sequence_start={"type": "boolean"}, sequence_end={"type": "boolean"},
@@ -192,7 +192,7 @@ _CHUNKS: Final = (
     _query("output", "The output wanted, by default all", _TEXT),
     _query("audio", "How binary messages are sound", {"type": "string", "enum": list(ENCODINGS)}),
     _query("rate", "Samples a second of the sound, which must be the model's", _WHOLE),
-    _query("deadline_ms", "Of each chunk", {"type": "number", "minimum": 0}),
+    _query("deadline_ms", "Of each chunk", {"type": "number", "exclusiveMinimum": 0}),
     _query("priority", "Of the sequence", {"type": "integer", "minimum": 0}),
 )
 """The query of connections with sequences."""

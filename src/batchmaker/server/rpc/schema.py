@@ -158,7 +158,10 @@ def decode(name: str, data: bytes, messages: Mapping[str, Any] = MESSAGES) -> An
     try:
         return messages[name].FromString(data)
     except DecodeError:
-        raise invalid(f"the message is no {messages[name].DESCRIPTOR.full_name}") from None
+        raise invalid(
+            f"the message is no {messages[name].DESCRIPTOR.full_name}: its bytes are malformed, or a text in it is not "
+            "UTF-8"
+        ) from None
 
 
 _SMALL_BYTES: Final = 1 << 16

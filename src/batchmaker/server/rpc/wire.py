@@ -49,8 +49,9 @@ def read_infer(message: Any, limits: Limits, remaining_s: float | None) -> Infer
     parameters = parameters_of(message.parameters)
     if remaining_s is not None and remaining_s <= DAY_S:
         remaining_ms = max(1e3 * remaining_s, 1e-3)
-        given_ms = parameters.get("deadline_ms") or remaining_ms
-        if isinstance(given_ms, int | float) and remaining_ms <= given_ms <= 1e3 * DAY_S:
+        sent_ms = parameters.get("deadline_ms")
+        is_wrong = isinstance(sent_ms, bool | str)  # which is told so, whatever this call's own deadline is
+        if sent_ms is None or (not is_wrong and remaining_ms <= float(sent_ms) <= 1e3 * DAY_S):
             parameters["deadline_ms"] = remaining_ms
     return InferRequest(inputs, tuple(outputs), message.id, parameters)
 
@@ -62,6 +63,11 @@ def _read_input(tensor: Any, raw: bytes | None) -> Tensor:
         field = _CONTENTS.get(tensor.datatype)
         if field is None:
             raise invalid(f"tensor {tensor.name!r}: {tensor.datatype[:32]!r} is sent as raw_input_contents only")
+        others = [other.name for other, _ in tensor.contents.ListFields() if other.name != field]
+        if others:
+            raise invalid(
+                f"tensor {tensor.name!r}: its values are in {others[0]}; those of {tensor.datatype} go in {field}"
+            )
         return from_values(tensor.name, tensor.datatype, tensor.shape, getattr(tensor.contents, field)[:])
     if tensor.HasField("contents"):
         raise invalid(f"tensor {tensor.name!r} has both contents and raw_input_contents; send one of them")

@@ -12,6 +12,7 @@ import msgspec
 from batchmaker.server.access.sender import Sender
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.formats.chunk_form import ChunkForm, OpenFrom
+from batchmaker.server.formats.infer_body import lone_surrogate
 from batchmaker.server.service.sequences import MANY_SEQUENCES
 from batchmaker.server.service.served_model import ServedModel
 from batchmaker.server.service.site import Site
@@ -149,7 +150,8 @@ class SequencesSocket:
             text = _TEXT.decode(message)
             state = _BYTES.decode(msgspec.json.encode(text.state)) if isinstance(text.state, str) else b""
         except (msgspec.DecodeError, ValueError) as error:
-            self._close(Closing(_MALFORMED, f"a text message is no frame: {error}"[:120]))
+            said = lone_surrogate(message.encode()) or error
+            self._close(Closing(_MALFORMED, f"a text message is no frame: {said}"[:120]))
             return
         flags = BEGIN * text.begin | END * text.end | RESET * text.reset | GIVE_UP * text.give_up
         chunk = bytes(text.chunk)

@@ -75,9 +75,11 @@ def completion_routes(site: Site) -> list[Route]:
             model, completions = served(ask.model)
             choices = choices_of(ask, completions, model.signature)
             head = {
-                "id": f"cmpl-{request.state.request_id}", "object": "text_completion", "created": int(time.time()),
+                "id": f"cmpl-{request.state.request_id}",
+                "object": "text_completion",
+                "created": int(time.time()),
                 "model": ask.model,
-            }  # fmt: skip
+            }
             job = _Job(ask, completions, choices, sender, head)
             if not ask.stream:
                 return as_json(await unless_gone(request.scope, _whole(service, job)))
