@@ -25,4 +25,5 @@ def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.zeros(num_bytes + LINE, np.uint8)
     start = -memory.ctypes.data % LINE
-    return memory[start : start + num_bytes].view(dtype).reshape(shape)
+    zeros: NDArray[Any] = memory[start : start + num_bytes].view(dtype).reshape(shape)
+    return zeros
