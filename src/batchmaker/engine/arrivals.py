@@ -19,7 +19,7 @@ from batchmaker.model.request_shapes import Leaf
 from batchmaker.model.scope import CellTypes
 from batchmaker.model.sequence_state import KeptState
 from batchmaker.model.template_cache import ProvenTemplates, Sight, TemplateCache
-from batchmaker.model.template_values import Given, TemplateValues, gather
+from batchmaker.model.template_values import GatheredValues, TemplateValues, gather
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding
 
@@ -105,7 +105,7 @@ class Arrivals:
 
     def fill(self, admitted: Sequence[tuple[InFlight, Admit]]) -> None:
         """Write the values of requests with templates that were admitted. Must run before a task reads them."""
-        together: dict[int, tuple[Given, list[int], list[int], tuple[TableId, ...]]] = {}
+        together: dict[int, tuple[GatheredValues, list[int], list[int], tuple[TableId, ...]]] = {}
         for request, command in admitted:
             if request.template_values is None:
                 continue
