@@ -40,8 +40,8 @@ class TracedSize:
     @property
     def factor(self) -> int | None:
         """How many batch sizes it is; None where it is no multiple."""
-        found = _MULTIPLE.fullmatch(self.text)
-        return None if found is None else int(found[1] or 1)
+        match = _MULTIPLE.fullmatch(self.text)
+        return None if match is None else int(match[1] or 1)
 
     def at(self, num_rows: int) -> int | None:
         """Return the number for so many rows, None where it is no multiple of them."""

@@ -91,8 +91,8 @@ def declared_by(program: torch.export.ExportedProgram, declared: Declared | None
         if not all(isinstance(tensor, torch.Tensor) and tensor.dim() for tensor in tensors):
             raise ModelError("a program that is a cell takes and gives batches of rows only")
         sides.append(tuple(spec_of_rows(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)))
-    found = Declared(*sides)
-    return found if declared is None else agreed(found, declared)
+    rows = Declared(*sides)
+    return rows if declared is None else agreed(rows, declared)
 
 
 def agreed(found: Declared, declared: Declared) -> Declared:

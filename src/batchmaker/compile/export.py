@@ -181,11 +181,11 @@ def _refused(
 
     def runs(specs: tuple[ValueSpec, ...]) -> bool:
         """Whether it runs with inputs of other specs: the same values where the shape is the same, else zeros."""
-        given = [
+        values = [
             row.to(torch_dtype(spec.dtype)) if row.shape[1:] == spec.shape else example_rows((spec,), len(row))[0]
             for row, spec in zip(rows, specs, strict=True)
         ]
-        return _runs(module, tuple(given))
+        return _runs(module, tuple(values))
 
     declared = ", ".join(map(str, inputs))
     count = count_cause(module, len(inputs))

@@ -60,9 +60,9 @@ class PlainModule:
         if self._copy is None:
             self._copy = _copy_on(self.module, self.device)
         own = len(inputs) if isinstance(self.module, Opaque) else self._num_own
-        given = (*inputs[:own], *[value.clone() for value in inputs[own:]])
+        arguments = (*inputs[:own], *[value.clone() for value in inputs[own:]])
         with torch.no_grad():
-            made = flat_outputs(self._copy(*given), self.where)
+            made = flat_outputs(self._copy(*arguments), self.where)
         for index, (output, spec) in enumerate(zip(made, self._outputs, strict=True)):
             if output.shape != (len(inputs[0]), *spec.shape):
                 raise ShapeError(

@@ -35,9 +35,9 @@ class ReadProgram:
     @property
     def rows(self) -> Declared:
         """Rows that it takes and gives, as it notes them."""
-        given = [node for node in self.graph.nodes if node.op == "placeholder" and node not in self.weights]
+        inputs = [node for node in self.graph.nodes if node.op == "placeholder" and node not in self.weights]
         made: Any = self.graph.output_node().args[0]
-        sides = [tuple([spec_of_rows(node.meta["val"]) for node in side]) for side in (given, made)]
+        sides = [tuple([spec_of_rows(node.meta["val"]) for node in side]) for side in (inputs, made)]
         return Declared(*sides)
 
 

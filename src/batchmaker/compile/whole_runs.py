@@ -118,13 +118,13 @@ class _SameTrial:
 
     def run(self) -> None:
         """Raise the error of the first draw if every draw shows a difference."""
-        found = []
+        errors = []
         for seed in range(_DRAWS):
             error = self._difference(seed)
             if error is None:
                 return
-            found.append(error)
-        raise found[0]
+            errors.append(error)
+        raise errors[0]
 
     def _difference(self, seed: int) -> ModelError | None:
         runs, wanted = self._runs(seed)
@@ -275,7 +275,7 @@ def measured(steps: BoundCell, whole: BoundCell, max_batch: int) -> WholeLengths
     least, said = list[int](), ""
     for concurrency in CONCURRENCIES:
         batch = min(concurrency, max_batch)
-        step_s, end_s, found = _step_s(steps, batch), time.perf_counter() + _ALL_S, _NEVER
+        step_s, end_s, least_length = _step_s(steps, batch), time.perf_counter() + _ALL_S, _NEVER
         for length in _TIMED:
             (whole_s,) = least_s([partial(_called, whole, _rows_of(whole, batch, length))])
             whole_s += length * batch * _NODE_S + _TASK_S
@@ -286,10 +286,10 @@ def measured(steps: BoundCell, whole: BoundCell, max_batch: int) -> WholeLengths
                         f"{1e3 * length * step_s:.2g} ms, as whole runs {1e3 * whole_s:.2g} ms)"
                     )
                 break
-            found = length
+            least_length = length
             if time.perf_counter() > end_s:
                 break
-        least.append(found)
+        least.append(least_length)
     return WholeLengths(tuple(least), said_of(least) + said)
 
 

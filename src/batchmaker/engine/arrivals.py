@@ -19,7 +19,7 @@ from batchmaker.model.request_shapes import Leaf
 from batchmaker.model.scope import CellTypes
 from batchmaker.model.sequence_state import KeptState
 from batchmaker.model.template_cache import ProvenTemplates, Sight, TemplateCache
-from batchmaker.model.template_values import Given, TemplateValues, gather
+from batchmaker.model.template_values import GatheredValues, TemplateValues, gather
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding
 
@@ -78,16 +78,16 @@ class Arrivals:
             alike[1].append(template)
             alike[2].append(values)
         for members, templates, leaves in forms.values():
-            given, wrong = gather(templates, leaves)
+            gathered, wrong = gather(templates, leaves)
             for place in wrong:
                 sights[members[place]] = None
             right = list(range(len(members)))
-            if given is None:
+            if gathered is None:
                 right = [place for place in right if place not in wrong]
-                given, _ = gather([templates[place] for place in right], [leaves[place] for place in right])
-            if given is not None:
+                gathered, _ = gather([templates[place] for place in right], [leaves[place] for place in right])
+            if gathered is not None:
                 for n, place in enumerate(right):
-                    from_templates[members[place]] = (templates[place], given, n)
+                    from_templates[members[place]] = (templates[place], gathered, n)
         return from_templates, sights
 
     def _before(self, ticket: Ticket) -> KeptState | None:
@@ -105,17 +105,17 @@ class Arrivals:
 
     def fill(self, admitted: Sequence[tuple[InFlight, Admit]]) -> None:
         """Write the values of requests with templates that were admitted. Must run before a task reads them."""
-        together: dict[int, tuple[Given, list[int], list[int], tuple[TableId, ...]]] = {}
+        together: dict[int, tuple[GatheredValues, list[int], list[int], tuple[TableId, ...]]] = {}
         for request, command in admitted:
             if request.template_values is None:
                 continue
-            _, given, place = request.template_values
-            alike = together.get(id(given))
+            _, gathered, place = request.template_values
+            alike = together.get(id(gathered))
             if alike is None:
-                alike = together[id(given)] = (given, [], [], command.host_tables)
+                alike = together[id(gathered)] = (gathered, [], [], command.host_tables)
             alike[1].append(place)
             alike[2].append(command.base - command.first_local)
-        for given, places, shifts, tables in together.values():
+        for gathered, places, shifts, tables in together.values():
             for feed, table in enumerate(tables):
-                rows, values = given.rows(feed, places, shifts)
+                rows, values = gathered.rows(feed, places, shifts)
                 self._write(table, rows, values)

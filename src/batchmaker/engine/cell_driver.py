@@ -288,8 +288,8 @@ class CellDriver:
                 self._executor.reserve(command)
             case NodesBegun():
                 loops = list[tuple[int, OpenLoop]]()
-                for request_id, base, found in command.loops:
-                    loops += self._in_flight[request_id].begin_loops(base, found)
+                for request_id, base, open_loops in command.loops:
+                    loops += self._in_flight[request_id].begin_loops(base, open_loops)
                 self._brought.enter((), loops, command.num_nodes)
             case Collect():
                 self._brought.collect(command)
@@ -350,9 +350,9 @@ class CellDriver:
         controls = [ticket for ticket in tickets if ticket.chunk is not None and ticket.chunk.control is not None]
         requests = [ticket for ticket in tickets if ticket not in controls] if controls else tickets
         begun = self._unfolder.begin(requests, events, self._settle, len(self._in_flight))
-        if self.on_device is not None and self._record is None and (taken := self.on_device.take(begun)):
-            begun = [request for request in begun if request.ticket.request_id not in taken]
-            events[:] = [one for one in events if type(one) is not RequestArrived or one.request not in taken]
+        if self.on_device is not None and self._record is None and (on_gpu := self.on_device.take(begun)):
+            begun = [request for request in begun if request.ticket.request_id not in on_gpu]
+            events[:] = [one for one in events if type(one) is not RequestArrived or one.request not in on_gpu]
         for request in begun:
             self._in_flight[request.ticket.request_id] = request
         for ticket in controls:
@@ -444,10 +444,10 @@ class CellDriver:
                 entered.append(request)
             request.admitted += (command,)
             request.shift = shift = base - command.first_local
-            if known := request.unfolding.loops:
-                found = [(shift, known[run.first]) for run in graph.runs if run.open_ended]
-                request.loops += tuple(found)
-                loops += found
+            if open_loops := request.unfolding.loops:
+                shifted = [(shift, open_loops[run.first]) for run in graph.runs if run.open_ended]
+                request.loops += tuple(shifted)
+                loops += shifted
             if request.template_values is not None:
                 self._unwritten.append((request, command))
                 continue

@@ -234,9 +234,9 @@ class DeviceDriver:
 
     def _plan(self, graph: CellGraph, loops: Mapping[int, OpenLoop]) -> RequestPlan | None:
         """Return the plan of a graph; None if a core cannot run it. loops: those that end at a value."""
-        known = self._plans.get(id(graph))
-        if known is not None:
-            return known[1]
+        entry = self._plans.get(id(graph))
+        if entry is not None:
+            return entry[1]
         types = {int(kind) for block in graph.blocks for kind in np.unique(block.types)}
         types.update(int(run.type_id) for run in graph.runs)
         if not all(self._takes(TypeId(kind)) for kind in types):
@@ -256,25 +256,25 @@ class DeviceDriver:
 
     def _stops(self, graph: CellGraph, loops: Mapping[int, OpenLoop]) -> dict[int, tuple[int, int]] | None:
         """Return where the loops of a graph end; None if a device cannot see it."""
-        found: dict[int, tuple[int, int]] = {}
+        stops: dict[int, tuple[int, int]] = {}
         for run in graph.runs:
             if run.open_ended:
                 (output, until), *others = loops[run.first].conditions
                 if others or type(until) is not int or not can_end(self._registry.types[run.type_id].outputs[output]):
                     return None
-                found[run.first] = (output, until)
-        return found
+                stops[run.first] = (output, until)
+        return stops
 
     def _values(self, request: InFlight, graph: CellGraph) -> list[NDArray[np.uint8]]:
         """Return the bytes of each host input of a request."""
-        types, found = self._registry.types, []
+        types, inputs = self._registry.types, []
         for feed, host in enumerate(graph.host_inputs):
             values = host.values
             if request.template_values is not None:
-                _, given, place = request.template_values
-                _, values = given.rows(feed, (place,), (0,))
-            found.append(_bytes(values, host.count, types[host.type_id].inputs[host.port]))
-        return found
+                _, gathered, place = request.template_values
+                _, values = gathered.rows(feed, (place,), (0,))
+            inputs.append(_bytes(values, host.count, types[host.type_id].inputs[host.port]))
+        return inputs
 
     # --- a turn ------------------------------------------------------------------------------------------------------
 
@@ -423,8 +423,8 @@ def on_devices(executor: Executor, policy: CellPolicy, **options: Any) -> Device
         return None
     plain = CellularPolicy()
     follows = (policy.name, policy.max_steps, policy.budget_s) == (plain.name, plain.max_steps, plain.budget_s)
-    given = f"{policy.name!r} with options" if policy.name == plain.name else repr(policy.name)
-    why = "" if follows else f"it follows policy {plain.name!r} without options, and the policy is {given}"
+    actual = f"{policy.name!r} with options" if policy.name == plain.name else repr(policy.name)
+    why = "" if follows else f"it follows policy {plain.name!r} without options, and the policy is {actual}"
     return DeviceDriver(executor=executor, why=why, **options)
 
 

@@ -80,7 +80,7 @@ def at_fault(
     except RAISED_BY_USERS as error:
         if len(items) == 1:
             return [(items[0], blamed(error, what))]
-        return [found for item in items for found in at_fault(call, [item], what)]
+        return [fault for item in items for fault in at_fault(call, [item], what)]
     return []
 
 

@@ -96,18 +96,18 @@ def _form(
 ) -> ExplainedCell:
     num_step_inputs = registry.num_step_inputs.get(cell.type_id)
     ends = frozenset(registry.ends.get(cell.type_id, ()))
-    found = executors[0].run_form(cell.type_id, num_step_inputs, ends) if executors else _UNKNOWN
+    form = executors[0].run_form(cell.type_id, num_step_inputs, ends) if executors else _UNKNOWN
     notes = registry.notes_of(cell.type_id)
     if on_device is not None:
-        found = on_device.form_of(cell.type_id) or found
+        form = on_device.form_of(cell.type_id) or form
         notes = (*notes, *filter(None, [on_device.why_not(cell.type_id)]))
     counts: list[RunCounts] = [executor.counted(cell.type_id) for executor in executors]
     return ExplainedCell(
         cell.name,
         "whole runs" if registry.is_whole(cell.type_id) else _used(num_step_inputs),
-        found.form,
-        found.why,
-        found.until,
+        form.form,
+        form.why,
+        form.until,
         sum([each.in_loop for each in counts]),
         sum([each.one_by_one for each in counts]),
         notes,

@@ -21,16 +21,16 @@ class Forked(Protocol):
         """Put this copy right. Called in the child, in its only thread, before `os.fork` returns there."""
 
 
-_known: weakref.WeakSet[Forked] = weakref.WeakSet()
+_registered: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
 def register(one: Forked) -> None:
     """Call `one.after_fork()` in every process that is forked from this one, as long as the object lives."""
-    _known.add(one)
+    _registered.add(one)
 
 
 def _put_right() -> None:
-    for one in list(_known):
+    for one in list(_registered):
         one.after_fork()
 
 

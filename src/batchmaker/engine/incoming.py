@@ -149,11 +149,11 @@ class Incoming:
 
     def spare(self) -> list[Ticket]:
         """Take half of the requests out of the backlog that another worker may run: those that came last."""
-        found = [ticket for ticket in reversed(self._backlog) if ticket.worker is None]
-        found = found[: (len(found) + 1) // 2]
-        for ticket in found:
+        spared = [ticket for ticket in reversed(self._backlog) if ticket.worker is None]
+        spared = spared[: (len(spared) + 1) // 2]
+        for ticket in spared:
             self.leave(ticket.request_id)
-        return found
+        return spared
 
     def start_over(self) -> set[RequestId]:
         """Put all requests that were sent into a new backlog, whatever became of the old one. Return their numbers.

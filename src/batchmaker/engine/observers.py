@@ -56,8 +56,8 @@ def call_quietly(call: Callable[[], object], what: str) -> None:
 def release_frames(error: BaseException) -> None:
     """Let go of what the functions held that an exception has left, and those before it. The tracebacks stay."""
     seen: set[int] = set()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        traceback.clear_frames(found.__traceback__)
-        found = found.__cause__ or found.__context__
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__

@@ -436,9 +436,9 @@ class InFlight:
                 return node - command.base + command.first_local
         if self.unfolding.decided is not None:
             return _DECIDED - node
-        kept = self.admitted[0]
-        if kept.kept_base <= node < kept.kept_base + kept.first_local:
-            return node - kept.kept_base
+        first = self.admitted[0]
+        if first.kept_base <= node < first.kept_base + first.first_local:
+            return node - first.kept_base
         raise KeyError(node)
 
     def nodes(self, sequence: ValueSequence) -> NDArray[np.int64]:
@@ -455,11 +455,11 @@ class InFlight:
         """Note loops that began as values decided, of a segment whose first node is `base`; return them as `loops` has
         them. Their local numbers are below all others, so that they are no other loop's."""
         first = base - _DECIDED_LOOPS
-        found = [
+        begun = [
             (_DECIDED_LOOPS, replace(loop, first=loop.first + first, last=loop.last + first)) for loop in loops
         ]  # fmt: skip
-        self.loops += tuple(found)
-        return found
+        self.loops += tuple(begun)
+        return begun
 
     def loop_at(self, node: int) -> tuple[int, OpenLoop] | None:
         """Return the local number of a node and the loop that it is a step of; None if no value may end its loop."""

@@ -88,8 +88,8 @@ def prepare_scheduler(policy: CellPolicy, models: Iterable[Model] = (), *, on_cp
     else when a cell is bound that can use them.
     """
     _say_where_nothing_is_kept()
-    told = "compiling loops: some seconds, once per installation for each kind of model"
-    notice = threading.Timer(_WORTH_TELLING_S, logging.getLogger(__name__).info, [told])
+    message = "compiling loops: some seconds, once per installation for each kind of model"
+    notice = threading.Timer(_WORTH_TELLING_S, logging.getLogger(__name__).info, [message])
     notice.daemon = True
     notice.start()
     needs = [f"{module}:prepare" for module in _ALWAYS]
@@ -160,7 +160,7 @@ def cost_profile(catalogue: Catalogue, registry: CellRegistry, threads: int | No
     cells = {cell.name: cell for profile in stored for cell in profile.latency.cells}
     lengths = {length.cell: length for profile in stored for length in profile.lengths}
     if threads is not None:
-        for cell in _measured(registry, threads, known=set(cells)):
+        for cell in _measured(registry, threads, names=set(cells)):
             cells[cell.name] = cell
     if not cells:
         return None
@@ -178,8 +178,8 @@ def _under_its_names(served: CatalogueEntry, profile: CostProfile) -> CostProfil
         return served.prefix + name
 
     lengths = tuple(
-        PredictedLength(named(known.cell), None if known.given is None else named(known.given), known.profile)
-        for known in profile.lengths
+        PredictedLength(named(length.cell), None if length.given is None else named(length.given), length.profile)
+        for length in profile.lengths
     )
     latency = LatencyTable(tuple(replace(cell, name=named(cell.name)) for cell in profile.latency.cells))
     return replace(profile, latency=latency, lengths=lengths)
@@ -195,22 +195,22 @@ def dtype_of_cells(registry: CellRegistry) -> str:
     return dtypes[0] if dtypes else "float32"
 
 
-def _measured(registry: CellRegistry, threads: int, known: set[str]) -> list[CellLatency]:
-    """Measure the bound cells whose names are not in `known`. If several cells have one name, return the slowest."""
-    found: dict[str, CellLatency] = {}
+def _measured(registry: CellRegistry, threads: int, names: set[str]) -> list[CellLatency]:
+    """Measure the bound cells whose names are not in `names`. If several cells have one name, return the slowest."""
+    latencies: dict[str, CellLatency] = {}
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with torch.no_grad():
             for cell, bound in zip(registry.types, registry.bound, strict=False):
-                if cell.name in known:
+                if cell.name in names:
                     continue
                 seen = _cell_latency(cell, bound, registry.num_step_inputs.get(cell.type_id))
-                if cell.name not in found or found[cell.name].median_s[-1] < seen.median_s[-1]:
-                    found[cell.name] = seen
+                if cell.name not in latencies or latencies[cell.name].median_s[-1] < seen.median_s[-1]:
+                    latencies[cell.name] = seen
     finally:
         torch.set_num_threads(before)
-    return list(found.values())
+    return list(latencies.values())
 
 
 def _cell_latency(cell: CellType, bound: BoundCell, num_step_inputs: int | None) -> CellLatency:
@@ -235,12 +235,12 @@ def _step_s(bound: BoundCell, size: int, num_step_inputs: int | None) -> tuple[f
         return _times(lambda: bound.call(inputs))
     split = bound.split(num_step_inputs)
     state = bound.example(size)[num_step_inputs:]
-    given = bound.example(size * STEPS_PER_TASK)[:num_step_inputs]
-    hoisted = split.hoist(tuple(value[:size] for value in given))
+    step_inputs = bound.example(size * STEPS_PER_TASK)[:num_step_inputs]
+    hoisted = split.hoist(tuple(value[:size] for value in step_inputs))
     step = _times(lambda: split.step(hoisted, state))
     if not num_step_inputs:
         return step
-    shared = _times(lambda: split.hoist(given))
+    shared = _times(lambda: split.hoist(step_inputs))
     return step[0] + shared[0] / STEPS_PER_TASK, step[1] + shared[1] / STEPS_PER_TASK
 
 
@@ -316,16 +316,16 @@ class Drivers:
 
 def separated(policy: CellPolicy | GraphPolicy, count: int) -> list[CellPolicy | GraphPolicy]:
     """Return so many equal policies, the given one first. OptionError if it cannot be copied."""
-    found = [policy]
-    while len(found) < count:
+    policies = [policy]
+    while len(policies) < count:
         copied = _copied(policy)
         if copied is policy:
             raise OptionError(
                 f"each worker has a policy of its own, and copy.deepcopy cannot copy the {type(policy).__name__}; use "
                 "workers=1"
             )
-        found.append(copied)
-    return found
+        policies.append(copied)
+    return policies
 
 
 def _copied(policy: CellPolicy | GraphPolicy) -> CellPolicy | GraphPolicy:

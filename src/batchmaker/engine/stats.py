@@ -120,17 +120,17 @@ class ServiceStats:
         """Return the counts of several workers together; those of a single one go on counting."""
         if len(several) == 1:
             return several[0]
-        found = ServiceStats()
+        total = ServiceStats()
         for one in several:
-            found.answered += one.answered
-            found.late += one.late
-            found.refused += one.refused
-            found.given_up += one.given_up
-            found.with_deadline += one.with_deadline
+            total.answered += one.answered
+            total.late += one.late
+            total.refused += one.refused
+            total.given_up += one.given_up
+            total.with_deadline += one.with_deadline
             for kind, count in one.failed.copy().items():
-                found.failed[kind] = found.failed.get(kind, 0) + count
-            found.latency.absorb(one.latency)
-        return found
+                total.failed[kind] = total.failed.get(kind, 0) + count
+            total.latency.absorb(one.latency)
+        return total
 
     def __str__(self) -> str:
         p50, p90, p99 = (self.latency.percentile_ms(percent) for percent in (50, 90, 99))
@@ -227,8 +227,8 @@ class StepCounts:
     def _padded(self, cell: CellType) -> list[int]:
         """Return the supported size for each number of rows, up to max_batch; 0 for 0 rows."""
         sizes = cell.batch_sizes
-        found = self._sizes[cell.type_id] = [0, *[sizes[bisect_left(sizes, n)] for n in range(1, cell.max_batch + 1)]]
-        return found
+        padded = self._sizes[cell.type_id] = [0, *[sizes[bisect_left(sizes, n)] for n in range(1, cell.max_batch + 1)]]
+        return padded
 
     def _show(
         self, task: RunTask, cell: CellType, result: StepsResult, nodes: Ints, batches: list[int], padded: list[int],

@@ -217,6 +217,6 @@ def _holds(until: Any, values: Tensor, places: Ints) -> NDArray[np.bool_]:
     if values.ndim == 1 and values.dtype != torch.bool:
         values = values.to(torch.float64 if values.is_floating_point() else torch.int64)
     array = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    found = np.empty(len(places), np.bool_)
-    found[:] = until(array) if callable(until) else array == until
-    return found
+    holds = np.empty(len(places), np.bool_)
+    holds[:] = until(array) if callable(until) else array == until
+    return holds

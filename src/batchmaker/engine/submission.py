@@ -63,9 +63,9 @@ class Room:
     def take(self, wanted: int) -> int:
         """Take as many places as are free, up to `wanted`. Returns how many; never blocks."""
         with self._freed:
-            taken = min(wanted, self._num_free)
-            self._num_free -= taken
-            return taken
+            count = min(wanted, self._num_free)
+            self._num_free -= count
+            return count
 
     def take_later(self, wanted: int) -> int:
         """As `take`, but block until there is at least one place.
@@ -76,11 +76,11 @@ class Room:
         with self._freed:
             while not self._num_free:  # a loop: another caller may take the place before this one wakes
                 self._freed.wait()
-            taken = min(wanted, self._num_free)
-            self._num_free -= taken
+            count = min(wanted, self._num_free)
+            self._num_free -= count
             if self._num_free:
                 self._freed.notify()
-            return taken
+            return count
 
     def leave(self, count: int = 1) -> None:
         """Give places back. Any thread may call this."""
@@ -201,8 +201,8 @@ class Submitter:
 
         Unlike the others it does not wait for the end of an event loop's turn: its caller has gathered them.
         """
-        if self._room is not None and (taken := self._room.take(len(tickets))) < len(tickets):
-            self._room.leave(taken)
+        if self._room is not None and (num_places := self._room.take(len(tickets))) < len(tickets):
+            self._room.leave(num_places)
             raise self._room.full()
         self._send(tickets)
 
@@ -254,15 +254,15 @@ class Submitter:
 
     def _places(self, room: Room, wanted: int, *, in_event_loop: bool) -> int:
         """Take places for requests: for all, or for some if this caller may wait for the others."""
-        taken = room.take(wanted)
-        if taken == wanted:
-            return taken
+        num_places = room.take(wanted)
+        if num_places == wanted:
+            return num_places
         if not room.waits or in_event_loop or self._entrance.is_own_thread:
-            if taken:
-                room.leave(taken)
+            if num_places:
+                room.leave(num_places)
             raise room.full()
-        if taken:
-            return taken
+        if num_places:
+            return num_places
         self._entrance.release()  # held requests have places, and are answered only after this
         return room.take_later(wanted)
 
@@ -283,10 +283,10 @@ class Submitter:
         with _counted(len(requests), shown=progress) as count:
             while num_answered < len(requests):
                 wanted = min(len(requests) - num_sent, max_in_flight - (num_sent - num_answered), _SENT_TOGETHER)
-                taken = self._take_places(wanted, can_wait=num_sent == num_answered)
-                if taken:
-                    self._send_together(make, requests[num_sent : num_sent + taken], answers, num_sent)
-                    num_sent += taken
+                num_places = self._take_places(wanted, can_wait=num_sent == num_answered)
+                if num_places:
+                    self._send_together(make, requests[num_sent : num_sent + num_places], answers, num_sent)
+                    num_sent += num_places
                     continue
                 block = answers.take()
                 for ticket, result, error in block:
@@ -306,9 +306,9 @@ class Submitter:
         """
         if self._room is None or wanted <= 0:
             return max(0, wanted)
-        taken = self._room.take(wanted)
-        if taken or not can_wait:
-            return taken
+        num_places = self._room.take(wanted)
+        if num_places or not can_wait:
+            return num_places
         if self._entrance.is_own_thread:
             raise self._room.full()
         self._entrance.release()

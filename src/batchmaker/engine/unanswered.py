@@ -57,10 +57,10 @@ class Unanswered:
 
     def unsettled(self) -> list[Ticket]:
         """Return the requests that are not counted: those of `tickets`, and those that are claimed or answered."""
-        found = self._tickets.copy()  # first: a request moves from here to the others
-        found.update(self._claimed)
-        found.update(self._instead)
-        return list(found.values())
+        tickets = self._tickets.copy()  # first: a request moves from here to the others
+        tickets.update(self._claimed)
+        tickets.update(self._instead)
+        return list(tickets.values())
 
     # --- in the engine's thread --------------------------------------------------------------------------------------
 

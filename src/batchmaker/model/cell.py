@@ -211,9 +211,9 @@ class Cell:
             read, arguments = self._parted(given)
         if scope.decisions is not None:
             first, ports = len(self.memories), self._given_memories()
-            asked = [(self, port, one, False) for port, one in enumerate(arguments, start=first)]
+            inputs = [(self, port, one, False) for port, one in enumerate(arguments, start=first)]
             reads = [(self, port, one) for port, one in zip(ports, read, strict=True)]
-            scope, arguments, read = scope.decisions.place(asked, reads)
+            scope, arguments, read = scope.decisions.place(inputs, reads)
         if self.memories:
             memories = [self._memory(scope, one, port) for port, one in zip(self._given_memories(), read, strict=True)]
         calls = scope.calls.get(self) or self._first_call(scope, arguments, memories)
@@ -272,16 +272,16 @@ class Cell:
         scope, placed = current_scope.get() or scope_of(self), cast(Sequence[Any], sequences)
         decisions = scope.decisions
         if decisions is not None:
-            asked = [(self, port, given, True) for port, given in enumerate(sequences, start=len(self.memories))]
+            inputs = [(self, port, sequence, True) for port, sequence in enumerate(sequences, start=len(self.memories))]
             reads = self._reads(memory)
-            scope, placed, read = decisions.place(asked, reads, as_nodes=False, may_have_size=True)
+            scope, placed, read = decisions.place(inputs, reads, as_nodes=False, may_have_size=True)
             memory = self._as_given(read)
         memories, num_memories = self._memories(scope, memory), len(self.memories)
-        known, columns, error = self._columns(scope, self._elements(scope, placed))
-        if known is not None:
-            error = self._misfit(known, memories)
-            known = known if error is None else None
-        cell = known or self._type_of(scope, (*self._all_memories(memories), *columns), error)
+        cell_type, columns, error = self._columns(scope, self._elements(scope, placed))
+        if cell_type is not None:
+            error = self._misfit(cell_type, memories)
+            cell_type = cell_type if error is None else None
+        cell = cell_type or self._type_of(scope, (*self._all_memories(memories), *columns), error)
         if len(columns) != len(cell.inputs) - num_memories:
             raise InvalidRequestError(
                 f"{where(self)} takes {len(cell.inputs) - num_memories} inputs, got {len(columns)} sequences"
@@ -320,7 +320,7 @@ class Cell:
 
     def _parted(self, arguments: Sequence[Any]) -> tuple[list[Any], tuple[Any, ...]]:
         """Return what is given for the memories and the other arguments of a single call."""
-        given: list[Any] = [None] * len(self.memories)
+        for_memories: list[Any] = [None] * len(self.memories)
         others: list[Any] = []
         order = [memory for memory in self._order if memory == GIVEN or not self.memories[memory].own]
         if len(arguments) > len(order):
@@ -329,8 +329,8 @@ class Cell:
             if memory == GIVEN:
                 others.append(argument)
             else:
-                given[memory] = argument
-        return [given[port] for port in self._given_memories()], tuple(others)
+                for_memories[memory] = argument
+        return [for_memories[port] for port in self._given_memories()], tuple(others)
 
     def _reads(self, memory: Any) -> list[tuple[Cell, int, Any]]:
         """Return what `memory=` of a run, loop or map gives, with the input of each."""
@@ -352,31 +352,31 @@ class Cell:
         """Return the memories that `memory=` of a run, loop or map gives."""
         return [self._memory(scope, part, port) for _, port, part in self._reads(memory)]
 
-    def _memory(self, scope: UnfoldingScope, given: Any, port: int) -> ValueSequence:
+    def _memory(self, scope: UnfoldingScope, argument: Any, port: int) -> ValueSequence:
         """Return what is given for a memory as a sequence whose nodes are a range; a cell copies others into one."""
-        if given is None:
+        if argument is None:
             raise InvalidRequestError(f"{where(self)}: its memory {self.memories[port].name!r} is missing: give {ROWS}")
-        if type(given) is Value:
-            if not given.spec.shape:
+        if type(argument) is Value:
+            if not argument.spec.shape:
                 raise InvalidRequestError(
                     f"{where(self)}: its memory {self.memories[port].name!r} is one number, expected {ROWS}"
                 )
-            given = elements(scope, given)
-        known = scope.types.known(self)
-        rows = column(self, given, known, port)
-        found = as_range(rows, scope.recorder.num_kept) if isinstance(rows, ValueSequence) else None
-        return copies(scope, rows) if found is None else found
+            argument = elements(scope, argument)
+        cell_type = scope.types.known(self)
+        rows = column(self, argument, cell_type, port)
+        in_range = as_range(rows, scope.recorder.num_kept) if isinstance(rows, ValueSequence) else None
+        return copies(scope, rows) if in_range is None else in_range
 
-    def _all_memories(self, given: Sequence[ValueSequence]) -> tuple[Value | ValueSequence | HostValues, ...]:
+    def _all_memories(self, sequences: Sequence[ValueSequence]) -> tuple[Value | ValueSequence | HostValues, ...]:
         """Return an argument for each memory, those of the run's own included."""
-        following = iter(given)
+        following = iter(sequences)
         return tuple([next(following) if row is None else in_place_of(row) for row in self.own_rows])
 
-    def _misfit(self, known: CellType, memories: Sequence[ValueSequence]) -> ShapeError | None:
+    def _misfit(self, cell_type: CellType, memories: Sequence[ValueSequence]) -> ShapeError | None:
         """Return the error for memories of other rows than the type takes; None if all fit."""
         for port, memory in enumerate(self._all_memories(memories)):
-            if not memory.spec.is_like(known.inputs[port]):
-                return misfit(known, port, memory.spec)
+            if not memory.spec.is_like(cell_type.inputs[port]):
+                return misfit(cell_type, port, memory.spec)
         return None
 
     # --- inside -------------------------------------------------------------------------------------------------
@@ -389,12 +389,12 @@ class Cell:
             return scope, sequences, init, memory
         state = () if init is None else init if isinstance(init, tuple | list) else (init,)
         count, first = len(sequences), len(self.memories)
-        given = enumerate((*sequences, *state), start=first)
-        asked = [(self, port, one, port < first + count) for port, one in given]
+        parts = enumerate((*sequences, *state), start=first)
+        inputs = [(self, port, one, port < first + count) for port, one in parts]
         if sequences and state and all(map(is_empty, sequences)):  # nothing runs: the state is the result
-            scope, placed, _ = scope.decisions.place(asked[count:], ())
+            scope, placed, _ = scope.decisions.place(inputs[count:], ())
             return scope, sequences, tuple(placed), None
-        scope, placed, read = scope.decisions.place(asked, self._reads(memory), may_have_size=True)
+        scope, placed, read = scope.decisions.place(inputs, self._reads(memory), may_have_size=True)
         return scope, placed[:count], None if init is None else tuple(placed[count:]), self._as_given(read)
 
     def _elements(self, scope: UnfoldingScope, sequences: Sequence[Any]) -> Sequence[Any]:
@@ -411,17 +411,21 @@ class Cell:
         There is one element per call in each sequence. The error is set, and the type is None, if the known type takes
         other shapes.
         """
-        known = scope.types.known(self)
+        cell_type = scope.types.known(self)
         columns: list[SequenceArgument] = []
         try:
             for port, sequence in enumerate(sequences, start=len(self.memories)):
-                given = column(self, sequence, known, port)
-                if known is not None and port < len(known.inputs) and not given.spec.is_like(known.inputs[port]):
-                    raise misfit(known, port, given.spec)
-                columns.append(given)
+                laid_out = column(self, sequence, cell_type, port)
+                if (
+                    cell_type is not None
+                    and port < len(cell_type.inputs)
+                    and not laid_out.spec.is_like(cell_type.inputs[port])
+                ):
+                    raise misfit(cell_type, port, laid_out.spec)
+                columns.append(laid_out)
         except ShapeError as error:
             return None, self._columns_anew(sequences), error
-        return known, columns, None
+        return cell_type, columns, None
 
     def _columns_anew(self, sequences: Sequence[Any]) -> list[SequenceArgument]:
         """Return sequences for the first inputs after the memories, whatever the known type takes."""
@@ -429,27 +433,27 @@ class Cell:
         return [column(self, sequence, None, port) for port, sequence in enumerate(sequences, start=first)]
 
     def _type_of(
-        self, scope: UnfoldingScope, given: Given, error: ShapeError | None, state: tuple[ValueSpec, ...] = ()
+        self, scope: UnfoldingScope, arguments: Given, error: ShapeError | None, state: tuple[ValueSpec, ...] = ()
     ) -> CellType:
         """Return a new type for these arguments. error: that of the cell's existing type, which takes others.
 
         state: the last specs, of which some may start from zeros.
         """
-        known = [argument.spec for argument in given[: len(given) - len(state)] if argument is not None]
-        inputs = (*known, *state)
+        specs = [argument.spec for argument in arguments[: len(arguments) - len(state)] if argument is not None]
+        inputs = (*specs, *state)
         if error is None:
-            return scope.types.learn(self, inputs, given)
-        return scope.types.other(self, inputs, error, given)
+            return scope.types.learn(self, inputs, arguments)
+        return scope.types.other(self, inputs, error, arguments)
 
     def _other_calls(
         self, scope: UnfoldingScope, arguments: Sequence[Any], memories: list[ValueSequence], error: ShapeError
     ) -> Calls:
         """Return the object that adds this request's calls with these shapes."""
-        known = self._type_of(scope, self._singles(arguments, memories), error)
-        calls = scope.other_calls.get(known.type_id)
+        cell_type = self._type_of(scope, self._singles(arguments, memories), error)
+        calls = scope.other_calls.get(cell_type.type_id)
         if calls is None:
-            layout = CallData(known.inputs, self.float_dtype, lambda port: where(self, port))
-            calls = scope.other_calls[known.type_id] = scope.recorder.calls(known, layout)
+            layout = CallData(cell_type.inputs, self.float_dtype, lambda port: where(self, port))
+            calls = scope.other_calls[cell_type.type_id] = scope.recorder.calls(cell_type, layout)
         return calls
 
     def _singles(self, arguments: Sequence[Any], memories: list[ValueSequence]) -> Given:
@@ -462,11 +466,11 @@ class Cell:
 
     def _first_call(self, scope: UnfoldingScope, arguments: Sequence[Any], memories: list[ValueSequence]) -> Calls:
         """Return the object that adds this request's calls, at the first of them."""
-        known = scope.types.known(self)
-        if known is None:
-            known = self._type_of(scope, self._singles(arguments, memories), None)
-        layout = CallData(known.inputs, self.float_dtype, lambda port: where(self, port))
-        calls = scope.calls[self] = scope.recorder.calls(known, layout)
+        cell_type = scope.types.known(self)
+        if cell_type is None:
+            cell_type = self._type_of(scope, self._singles(arguments, memories), None)
+        layout = CallData(cell_type.inputs, self.float_dtype, lambda port: where(self, port))
+        calls = scope.calls[self] = scope.recorder.calls(cell_type, layout)
         return calls
 
     def _chain(
@@ -494,11 +498,11 @@ class Cell:
             state = self._state(init, None, len(self.memories) + len(columns))
         given_first = [*self._all_memories(memories), *columns]
         if known is None:
-            given = None if state is None else [None if value is None else value.spec for value in state]
-            if given is None or None in given:
+            initial = None if state is None else [None if value is None else value.spec for value in state]
+            if initial is None or None in initial:
                 zeros = self._zeros(scope, given_first, error)
-                given = list(zeros) if given is None else [a or b for a, b in zip(given, zeros, strict=False)]
-            specs = tuple([spec for spec in given if spec is not None])
+                initial = list(zeros) if initial is None else [a or b for a, b in zip(initial, zeros, strict=False)]
+            specs = tuple([spec for spec in initial if spec is not None])
             known = self._learned(scope, given_first, state or [None] * len(specs), specs, error)
             columns = fitted(self, columns, known, len(self.memories))
             state = None if state is None else fitted(self, state, known, len(given_first))
@@ -543,15 +547,15 @@ class Cell:
         if self.declared is not None:
             return self.declared.outputs
         inputs = (*[likely_element(sequence, self.float_dtype) for sequence in sequences], *state)
-        found: tuple[ValueSpec, ...] = ()
+        outputs: tuple[ValueSpec, ...] = ()
         with suppress(ModelError), torch.random.fork_rng(devices=[]):
-            found = infer_outputs(flat_module(self.module), inputs, where(self))
-        if len(found) < len(state):
+            outputs = infer_outputs(flat_module(self.module), inputs, where(self))
+        if len(outputs) < len(state):
             raise InvalidRequestError(
                 f"{where(self)}: the sequence is empty, and the cell has not been called before, so that nothing tells "
                 "how many outputs it has; give the model an example_request"
             )
-        return found
+        return outputs
 
     def _state(self, init: Any, known: CellType | None, first: int) -> list[Argument | None] | None:
         """Return the initial state, the inputs from `first` on, with None for zeros; None if it is not given."""
@@ -586,11 +590,11 @@ class Cell:
 
         ShapeError if the cell returns a state of another shape than it takes.
         """
-        given = (*columns, *init[: len(state)])
+        arguments = (*columns, *init[: len(state)])
         try:
-            known = self._type_of(scope, given, error, state)
-            scope.types.in_runs(known, len(columns))  # raises if the cell returns another state than it takes
-            return known
+            cell_type = self._type_of(scope, arguments, error, state)
+            scope.types.in_runs(cell_type, len(columns))  # raises if the cell returns another state than it takes
+            return cell_type
         except RowsError:
             raise
         except ModelError as refused:
@@ -599,9 +603,9 @@ class Cell:
                 first = refused if isinstance(refused, ShapeError) else ShapeError(str(refused))
                 with suppress(ModelError):
                     learnt = scope.types.known(self) is not None
-                    known = self._type_of(scope, given, (error or first) if learnt else None, floats)
-                    scope.types.in_runs(known, len(columns))
-                    return known
+                    cell_type = self._type_of(scope, arguments, (error or first) if learnt else None, floats)
+                    scope.types.in_runs(cell_type, len(columns))
+                    return cell_type
             if error is not None:
                 raise error from None
             try:
@@ -626,9 +630,9 @@ def elements(scope: UnfoldingScope, value: Value) -> ValueSequence:
         raise never_computed("a sequence")
     spec, count = value.spec, value.spec.shape[0]
     cell = _ELEMENTS.get(spec) or _ELEMENTS.setdefault(spec, Cell(Element(), name=f"element {spec}"))
-    known = scope.types.known(cell) or scope.types.learn(cell, (spec, INDEX))
+    cell_type = scope.types.known(cell) or scope.types.learn(cell, (spec, INDEX))
     repeated = ValueSequence(np.full(count, value.node), value.of, holds=value)
-    (sequence,) = scope.recorder.map(known, [repeated, HostValues(np.arange(count), count, INDEX)])
+    (sequence,) = scope.recorder.map(cell_type, [repeated, HostValues(np.arange(count), count, INDEX)])
     return sequence
 
 

@@ -107,8 +107,8 @@ class _Cutter:
             layers.append(Layer(name, module, tuple(places[node] for node in sources), len(outputs)))
         if not layers:
             raise ModelError(f"{type(self._root).__name__} computes nothing from its inputs; there is nothing to cut")
-        found = tuple(places[node] for node in returned)
-        return Cut(tuple(layers), tuple(str(node.target) for node in self._inputs), form, found, keys)
+        results = tuple(places[node] for node in returned)
+        return Cut(tuple(layers), tuple(str(node.target) for node in self._inputs), form, results, keys)
 
     # --- groups ------------------------------------------------------------------------------------------------
 
@@ -147,8 +147,8 @@ class _Cutter:
         if isinstance(value, fx.Node):
             form, parts = "tensor", [value]
         elif isinstance(value, Mapping):
-            given = {str(key): part for key, part in value.items() if part is not None}
-            form, parts, keys = "dict", list(given.values()), tuple(given)
+            by_key = {str(key): part for key, part in value.items() if part is not None}
+            form, parts, keys = "dict", list(by_key.values()), tuple(by_key)
         elif isinstance(value, list | tuple):
             form, parts = "list" if isinstance(value, list) else "tuple", list(value)
         else:
@@ -163,10 +163,10 @@ class _Cutter:
 
     def _read_elsewhere(self, returned: Iterable[fx.Node]) -> set[fx.Node]:
         """Return the nodes that another group reads, or that the network returns."""
-        found = set(returned)
+        nodes = set(returned)
         for number, members in enumerate(self._members):
-            found.update(node for node in self._needs(members) if self._groups[node] != number)
-        return found
+            nodes.update(node for node in self._needs(members) if self._groups[node] != number)
+        return nodes
 
     def _needs(self, members: Iterable[fx.Node]) -> list[fx.Node]:
         """Return the nodes that a group reads (itself, other groups and inputs) in order of first use.
@@ -221,12 +221,12 @@ class _Cutter:
         graph.output(made[0] if len(made) == 1 else tuple(made))
         return fx.GraphModule(self._root, graph), outside
 
-    def _name(self, number: int, members: list[fx.Node], taken: set[str]) -> str:
+    def _name(self, number: int, members: list[fx.Node], names: set[str]) -> str:
         anchor = self._anchors.get(number, members[0])
         name = str(anchor.target) if anchor.op == "call_module" else anchor.name
-        while name in taken:
+        while name in names:
             name += "_again"
-        taken.add(name)
+        names.add(name)
         return name
 
 
@@ -238,7 +238,7 @@ def _is_batch_size(node: fx.Node) -> bool:
 
 
 def run_layers(
-    layers: Iterable[tuple[Callable[..., Any], tuple[Place, ...], int]], given: tuple[Any, ...]
+    layers: Iterable[tuple[Callable[..., Any], tuple[Place, ...], int]], inputs: tuple[Any, ...]
 ) -> list[tuple[Any, ...]]:
     """Call layers in order on values or handles and return each one's outputs.
 
@@ -247,7 +247,7 @@ def run_layers(
     """
     made: list[tuple[Any, ...]] = []
     for call, sources, num_outputs in layers:
-        outputs = call(*(given[k] if layer == REQUEST else made[layer][k] for layer, k in sources))
+        outputs = call(*(inputs[k] if layer == REQUEST else made[layer][k] for layer, k in sources))
         flat = outputs if isinstance(outputs, tuple) else (outputs,)
         if len(flat) != num_outputs:
             raise ModelError(

@@ -50,12 +50,12 @@ class Guard:
 
     def name(self, owner: Mapping[str, Any] | type[Any], name: str) -> Any:
         """What a dict, or a class itself, has under a name; MISSING if nothing."""
-        known = self._names.get((id(owner), name))
-        if known is None:
+        entry = self._names.get((id(owner), name))
+        if entry is None:
             self._count_items(1)
             get: Callable[..., Any] = (owner.__dict__ if isinstance(owner, type) else owner).get
-            known = self._names[id(owner), name] = (get, name, get(name, MISSING), owner)
-        return known[2]
+            entry = self._names[id(owner), name] = (get, name, get(name, MISSING), owner)
+        return entry[2]
 
     def kind(self, value: Any) -> Any:
         """The class of an object."""
@@ -119,11 +119,11 @@ class Guard:
         """The record is complete."""
         missing: dict[int, tuple[Any, list[str]]] = {}  # by dict or class
         there = []
-        for get, name, found, owner in self._names.values():
-            if found is MISSING:
+        for get, name, value, owner in self._names.values():
+            if value is MISSING:
                 missing.setdefault(id(owner), (owner, []))[1].append(name)
             else:
-                there.append((get, name, found))
+                there.append((get, name, value))
         absent = [
             ((owner.__dict__ if isinstance(owner, type) else owner).keys().isdisjoint, frozenset(names))
             for owner, names in missing.values()
@@ -133,11 +133,11 @@ class Guard:
 
     def holds(self) -> bool:
         """Whether everything that was read is unchanged. This takes a few microseconds. The record is complete."""
-        (have_none, absent), (gets, names, found), (asks, owners, facts) = self._checks
+        (have_none, absent), (gets, names, values_then), (asks, owners, facts) = self._checks
         try:
             if not all(map(call, have_none, absent)):
                 return False
-            if not all(map(is_, map(call, gets, names, repeat(MISSING)), found)):
+            if not all(map(is_, map(call, gets, names, repeat(MISSING)), values_then)):
                 return False
             if not all(map(is_, map(call, asks, owners), facts)):
                 return False
@@ -150,11 +150,11 @@ class Guard:
         return not self._arrays or all(_values(array) == values for array, values in self._arrays.values())
 
     def _fact(self, key: Hashable, get: Callable[[Any], Any], owner: Any) -> Any:
-        known = self._facts.get(key)
-        if known is None:
+        entry = self._facts.get(key)
+        if entry is None:
             self._count_items(1)
-            known = self._facts[key] = (get, owner, get(owner))
-        return known[2]
+            entry = self._facts[key] = (get, owner, get(owner))
+        return entry[2]
 
     def _count_items(self, count: int) -> None:
         self._count += count

@@ -75,9 +75,9 @@ def zero_state_specs(module: nn.Module, step_inputs: State, run: nn.Module | Non
     if num_states == 0:
         return ()
     search = _StateSearch(module, num_states, module if run is None else run)
-    found = search.found(step_inputs, different=True)
-    if found is not None:
-        return found
+    state = search.found(step_inputs, different=True)
+    if state is not None:
+        return state
     why = None if run is not None else cause_of(module, step_inputs, lambda other: search.found(other) is not None)
     if why is not None:
         raise ShapeError(f"{name}, {why}")

@@ -56,13 +56,13 @@ class Layered(Model):
         self.open_sizes = isinstance(module, Opaque) and module.declared is None
         self._module: nn.Module | None = module.eval()
         self.float_dtype = float_dtype_of(module)
-        found = _cut(module, example_request, self.float_dtype, cut)
+        pieces = _cut(module, example_request, self.float_dtype, cut)
         self.layers: list[tuple[str, tuple[Place, ...], int]] = []
-        for number, layer in enumerate(found.layers):
+        for number, layer in enumerate(pieces.layers):
             name = self._free_name(layer.name)
             self.layers.append((name, layer.sources, layer.num_outputs))
             setattr(self, name, Cell(layer.module, batch_sizes=sizes, priority=number, name=layer.name))
-        self.inputs, self.form, self.results, self.keys = found.inputs, found.form, found.results, found.keys
+        self.inputs, self.form, self.results, self.keys = pieces.inputs, pieces.form, pieces.results, pieces.keys
 
     def _free_name(self, name: str) -> str:
         """Return a free attribute name for a layer."""
@@ -74,9 +74,9 @@ class Layered(Model):
         return name
 
     def unfold(self, request: Any) -> Any:
-        given = self._rows(request)
-        made = run_layers(((getattr(self, name), sources, count) for name, sources, count in self.layers), given)
-        return self._formed([given[k] if layer < 0 else made[layer][k] for layer, k in self.results])
+        inputs = self._rows(request)
+        made = run_layers(((getattr(self, name), sources, count) for name, sources, count in self.layers), inputs)
+        return self._formed([inputs[k] if layer < 0 else made[layer][k] for layer, k in self.results])
 
     def length(self, request: Any) -> int:
         """Return 1: all requests have the same length."""
@@ -241,9 +241,9 @@ def _exported(
             f"{where}; give an example request, bm.layers(module, example_request), and torch.export is tried, as "
             f"encoders with **kwargs need it. {advice}."
         ) from reason
-    given = _given(inputs, example_request)
+    values = _given(inputs, example_request)
     try:
-        traced = trace_operators(by_position(module, inputs), tuple(_spec(value, float_dtype) for value in given))
+        traced = trace_operators(by_position(module, inputs), tuple(_spec(value, float_dtype) for value in values))
     except Exception as error:  # its code may raise anything
         raise ModelError(f"{where}, nor can torch.export ({_first_line(error)}). {advice}.") from error
     for node, name in zip((n for n in traced.graph.nodes if n.op == "placeholder"), inputs, strict=True):
@@ -256,17 +256,17 @@ def _chosen(module: nn.Module, at: CutAt) -> list[nn.Module]:
     if at == "blocks":
         return list(_blocks(module))
     named = dict(module.named_modules())
-    found: list[nn.Module] = []
+    submodules: list[nn.Module] = []
     for wanted in at:
         if isinstance(wanted, str):
             if wanted not in named or wanted == "":
                 raise unknown_name("submodule", wanted, [name for name in named if name])
-            found.append(named[wanted])
+            submodules.append(named[wanted])
         else:
-            found += [part for part in named.values() if isinstance(part, wanted)]
-    if not found:
+            submodules += [part for part in named.values() if isinstance(part, wanted)]
+    if not submodules:
         raise OptionError(f"cut: {type(module).__name__} has none of the submodules {at}")
-    return found
+    return submodules
 
 
 def _blocks(module: nn.Module) -> Iterable[nn.Module]:

@@ -32,8 +32,8 @@ def flat(structure: Any) -> tuple[list[Any], Any]:
         kind, parts = type(structure), [getattr(structure, field.name) for field in fields(structure)]
     else:
         return [structure], None
-    found = [flat(part) for part in parts]
-    return [leaf for leaves, _ in found for leaf in leaves], (kind, *[form for _, form in found])
+    flattened = [flat(part) for part in parts]
+    return [leaf for leaves, _ in flattened for leaf in leaves], (kind, *[form for _, form in flattened])
 
 
 def built(like: Any, leaves: Iterator[Any]) -> Any:

@@ -45,9 +45,9 @@ def declared_memories(
 
     dtype: of rows that are given as a shape. OptionError for anything that is no declaration.
     """
-    given = [memory] if isinstance(memory, str | Memory) else list(memory)
-    found = [Memory(one) if isinstance(one, str) else one for one in given]
-    for one in found:
+    declarations = [memory] if isinstance(memory, str | Memory) else list(memory)
+    memories = [Memory(one) if isinstance(one, str) else one for one in declarations]
+    for one in memories:
         if not isinstance(one, Memory):
             raise OptionError(f"memory= takes names of parameters of forward() and bm.Memory(...), got {one!r}")
         if one.own != (one.row is not None):
@@ -56,13 +56,13 @@ def declared_memories(
                 if one.own
                 else f"memory {one.name!r}: row= is for own=True; that of a given sequence is found"
             )
-    names = [one.name for one in found]
+    names = [one.name for one in memories]
     if len(set(names)) < len(names):
         raise OptionError(f"memory= names a parameter twice: {', '.join(names)}")
     parameters = list(signature_of(module).parameters)
-    found.sort(key=lambda one: parameters.index(one.name) if one.name in parameters else -1)
-    rows = tuple([None if one.row is None else state_specs((one.row,), dtype)[0] for one in found])
-    return tuple(found), rows
+    memories.sort(key=lambda one: parameters.index(one.name) if one.name in parameters else -1)
+    rows = tuple([None if one.row is None else state_specs((one.row,), dtype)[0] for one in memories])
+    return tuple(memories), rows
 
 
 def outputs_kept(memories: Sequence[Memory]) -> tuple[int, ...]:

@@ -115,8 +115,8 @@ class Model(ABC):
 
         They must be plain data; cells and models may be inside.
         """
-        kept = vars(self).items()
-        return {name: value for name, value in kept if not isinstance(value, Cell) and name not in _KEPT_APART}
+        attributes = vars(self).items()
+        return {name: value for name, value in attributes if not isinstance(value, Cell) and name not in _KEPT_APART}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the data of `saved_state`. The cells exist; `__init__` was not called."""
@@ -166,18 +166,18 @@ def _taken(kind: type[Model], name: str) -> ModelError:
 
 def cells_in(attributes: Mapping[str, Any]) -> dict[str, Cell]:
     """Return the cells in attributes, and in lists, tuples, dicts and models among them, by path."""
-    found: dict[str, Cell] = {}
+    cells: dict[str, Cell] = {}
     for name, value in attributes.items():
         if type(value) is Cell:
-            _add(found, name, value)
+            _add(cells, name, value)
         elif isinstance(value, list | tuple | dict | Model):
-            _find(value, name, found, ())
-    return found
+            _find(value, name, cells, ())
+    return cells
 
 
-def _find(value: Any, path: str, found: dict[str, Cell], outer: tuple[int, ...]) -> None:
+def _find(value: Any, path: str, cells: dict[str, Cell], outer: tuple[int, ...]) -> None:
     if isinstance(value, Cell):
-        _add(found, path, value)
+        _add(cells, path, value)
     elif isinstance(value, list | tuple | dict | Model) and id(value) not in outer:
         parts: Any = (
             enumerate(value)
@@ -185,11 +185,11 @@ def _find(value: Any, path: str, found: dict[str, Cell], outer: tuple[int, ...])
             else (value.items() if isinstance(value, dict) else vars(value).items())
         )
         for name, part in parts:
-            _find(part, f"{path}.{name}", found, (*outer, id(value)))
+            _find(part, f"{path}.{name}", cells, (*outer, id(value)))
 
 
-def _add(found: dict[str, Cell], path: str, cell: Cell) -> None:
-    if found.setdefault(path, cell) is not cell:
+def _add(cells: dict[str, Cell], path: str, cell: Cell) -> None:
+    if cells.setdefault(path, cell) is not cell:
         raise ModelError(f"two cells have the path {path!r}; give the keys of the dict, or the attributes, other names")
 
 

@@ -114,8 +114,8 @@ def written(moved: MovedState, identity: str) -> bytes:
             "numbers, text, bytes, arrays and tensors, in lists, tuples and dicts"
         )
 
-    kept = [[cell, places] for (cell, _), places in kinds.items()]
-    header = {"model": identity, "kept": kept, "structure": plain(moved.kept.structure)}
+    groups = [[cell, places] for (cell, _), places in kinds.items()]
+    header = {"model": identity, "kept": groups, "structure": plain(moved.kept.structure)}
     return save(tensors, {FORMAT: json.dumps(header)})  # one entry: the order of several would be any
 
 
@@ -148,8 +148,8 @@ def read(data: bytes, identity: str, max_nodes: int) -> MovedState:
 
 def _header(data: bytes) -> Mapping[str, Any]:
     size = int.from_bytes(data[:8], "little")
-    found: Mapping[str, Any] = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][FORMAT])
-    return found
+    header: Mapping[str, Any] = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][FORMAT])
+    return header
 
 
 def _nodes(kinds: Any, tensors: Mapping[str, Tensor], max_nodes: int) -> tuple[list[list[Tensor]], list[str]]:
@@ -157,7 +157,7 @@ def _nodes(kinds: Any, tensors: Mapping[str, Tensor], max_nodes: int) -> tuple[l
     num_nodes = sum(len(places) for _, places in kinds)
     if num_nodes > max_nodes:
         raise SequenceStateError(f"the state keeps {num_nodes} nodes; this engine takes {max_nodes} (max_nodes)")
-    found: list[list[Tensor]] = [[] for _ in range(num_nodes)]
+    outputs: list[list[Tensor]] = [[] for _ in range(num_nodes)]
     cells = [""] * num_nodes
     for number, (cell, places) in enumerate(kinds):
         columns: list[Tensor] = []
@@ -166,11 +166,11 @@ def _nodes(kinds: Any, tensors: Mapping[str, Tensor], max_nodes: int) -> tuple[l
         if not columns or any(len(column) != len(places) for column in columns):
             raise ValueError("a column lacks rows")
         for i, place in enumerate(places):
-            if type(place) is not int or not 0 <= place < num_nodes or found[place]:
+            if type(place) is not int or not 0 <= place < num_nodes or outputs[place]:
                 raise ValueError("a place is wrong")
-            found[place] = [column[i] for column in columns]
+            outputs[place] = [column[i] for column in columns]
             cells[place] = str(cell)
-    return found, cells
+    return outputs, cells
 
 
 def _structure(part: Any, values: Sequence[Sequence[Tensor]], tensors: Mapping[str, Tensor]) -> Any:
@@ -185,11 +185,11 @@ def _structure(part: Any, values: Sequence[Sequence[Tensor]], tensors: Mapping[s
 
 
 def _handle(places: Any, output: Any, spec: ValueSpec, values: Sequence[Sequence[Tensor]]) -> KeptHandle:
-    given = [places] if type(places) is int else places
-    if any(type(number) is not int or number < 0 for number in (*given, output, *spec.shape)):
+    numbers = [places] if type(places) is int else places
+    if any(type(number) is not int or number < 0 for number in (*numbers, output, *spec.shape)):
         raise ValueError("a number of a handle is wrong")
     torch_dtype(spec.dtype)
-    if any(_spec(values[place][output]) != spec for place in given):
+    if any(_spec(values[place][output]) != spec for place in numbers):
         raise ValueError("a handle stands for values of another shape")
     return KeptHandle(places if type(places) is int else np.array(places, np.int64), output, spec)
 

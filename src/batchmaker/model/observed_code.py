@@ -149,8 +149,8 @@ class _Rewriter(ast.NodeTransformer):
     def _function(self, node: Any) -> Any:
         node.args = self.visit(node.args)
         node.decorator_list = [self.visit(one) for one in getattr(node, "decorator_list", ())]
-        given = [*node.args.posonlyargs, *node.args.args]
-        self._firsts.append(given[0].arg if given else None)
+        parameters = [*node.args.posonlyargs, *node.args.args]
+        self._firsts.append(parameters[0].arg if parameters else None)
         if isinstance(node, ast.Lambda):
             node.body = self.visit(node.body)
         else:
@@ -285,8 +285,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         self.generic_visit(node)
-        asked = _ASKED.get(type(node.op), "known")
-        node.left, node.right = _call(asked, node.left, node.left), _call(asked, node.right, node.right)
+        question = _ASKED.get(type(node.op), "known")
+        node.left, node.right = _call(question, node.left, node.left), _call(question, node.right, node.right)
         return node
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:

@@ -122,15 +122,15 @@ def open_onnx(
 ) -> OnnxModel:
     """Return the model of a file whose bytes are given. As `onnx` otherwise; the bytes may not name other files."""
     session = _session(file, content, threads)
-    given = _chosen("input", [_form(arg, "input", file.where) for arg in session.get_inputs()], inputs)
+    takes = _chosen("input", [_form(arg, "input", file.where) for arg in session.get_inputs()], inputs)
     made = _chosen("output", [_form(arg, "output", file.where) for arg in session.get_outputs()], outputs)
-    if not given:
+    if not takes:
         raise ModelError(f"{file.where}: takes no inputs, expected at least one. Its dimension 0 is the batch.")
-    missing = {arg.name for arg in session.get_inputs()} - {form.name for form in given}
+    missing = {arg.name for arg in session.get_inputs()} - {form.name for form in takes}
     if missing:
         names = ", ".join(sorted(missing))
         raise OptionError(f"{file.where}: inputs leaves out {names}; name all of them, in any order")
-    return OnnxModel(file, session, given, made, threads)
+    return OnnxModel(file, session, takes, made, threads)
 
 
 def _file(where: str, path: Path | None, content: bytes) -> OnnxFile:
@@ -211,10 +211,10 @@ def _chosen(kind: str, forms: list[RowForm], names: Sequence[str] | None) -> tup
     """Return the forms of these names, in their order; all of them without names."""
     if names is None:
         return tuple(forms)
-    known = {form.name: form for form in forms}
+    by_name = {form.name: form for form in forms}
     for name in names:
-        if name not in known:
-            raise unknown_name(f"{kind} of the ONNX model", name, known)
+        if name not in by_name:
+            raise unknown_name(f"{kind} of the ONNX model", name, by_name)
     if not names or len(set(names)) < len(names):
         raise OptionError(f"{kind}s must name each {kind} once, and at least one; got {list(names)}")
-    return tuple(known[name] for name in names)
+    return tuple(by_name[name] for name in names)

@@ -279,8 +279,8 @@ class OpenRegion:
     def close(self) -> None:
         """Let go of what refers to this region in turn. Its handles still are what they are."""
         self.origin.region = None
-        for known in (self.items, self.segments, self.sources, self.values):
-            known.clear()
+        for table in (self.items, self.segments, self.sources, self.values):
+            table.clear()
 
 
 def _nothing() -> Item:

@@ -78,12 +78,12 @@ class _Globals(dict[str, Any]):
             self._lookups.refuse("it reads __builtins__")
         if name in self:
             return super().__getitem__(name)
-        found = self._lookups.record.name(self._names, name)
-        if found is MISSING:
-            found = self._lookups.record.name(self._built_in, name)
-        if found is MISSING:
+        value = self._lookups.record.name(self._names, name)
+        if value is MISSING:
+            value = self._lookups.record.name(self._built_in, name)
+        if value is MISSING:
             raise KeyError(name)
-        return self._lookups.entered(found)
+        return self._lookups.entered(value)
 
 
 @final

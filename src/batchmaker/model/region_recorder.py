@@ -107,10 +107,10 @@ class Decisions:
     def _segment(self, needs: frozenset[int], scope: UnfoldingScope | None = None) -> Pieces:
         """Return the segment, of the region that is recorded now, of the nodes that wait for these decisions."""
         region = self._now
-        found = region.segments.get(needs)
-        if found is None:
-            found = region.segments[needs] = self._new_segment(needs, scope)
-        return found
+        pieces = region.segments.get(needs)
+        if pieces is None:
+            pieces = region.segments[needs] = self._new_segment(needs, scope)
+        return pieces
 
     def _new_segment(
         self, needs: frozenset[int] | None, scope: UnfoldingScope | None = None, size: int = NO_SLOT
@@ -132,10 +132,10 @@ class Decisions:
             return origin.region
         if isinstance(origin, SpanOrigin):
             return origin.region
-        found = self._pieces.get(origin)
-        if found is None:
+        pieces = self._pieces.get(origin)
+        if pieces is None:
             raise InvalidRequestError(f"{at_line()}a handle belongs to another request")
-        return found.region
+        return pieces.region
 
     def _slot_of(self, value: Value) -> int:
         """Return the slot of a value in the region that is recorded now; the value may be of a region outside."""
@@ -273,13 +273,13 @@ class Decisions:
         pieces = self._pieces.get(scope.recorder)
         if pieces is None or pieces.size == NO_SLOT:
             return tuple(outputs)
-        begins, found = [None] * (len(outputs) - len(state)) + list(state), list[Any]()
+        begins, returned = [None] * (len(outputs) - len(state)) + list(state), list[Any]()
         slots = {value.node: slot for slot, value in pieces.arguments.items()}
         for k, (output, begin) in enumerate(zip(outputs, begins, strict=True)):
             of, init = output.of, NO_SLOT
             steps = unknown_sequence(SizedOrigin(pieces, of, self._recorder.pick), of.spec)
             if type(output) is ValueSequence:
-                found.append(steps)
+                returned.append(steps)
                 continue
             if begin is not None:
                 init = slots[begin.node]
@@ -288,8 +288,8 @@ class Decisions:
                 zeros = self._zeros.setdefault(of.spec, torch.zeros(of.spec.shape, dtype=dtype))  # so it is made once
                 init = self._slot_of(self._row_of(zeros, of.spec))
                 pieces.region.wait(pieces.item, (init,))
-            found.append(pieces.region.handle(pieces.end_of(of, init), of.spec, Collected(steps)))
-        return tuple(found)
+            returned.append(pieces.region.handle(pieces.end_of(of, init), of.spec, Collected(steps)))
+        return tuple(returned)
 
     def _memory_here(self, pieces: Pieces, cell: Any, port: int, given: Any) -> Any:
         """Return a memory inside a segment: a sequence of its nodes, or a span."""

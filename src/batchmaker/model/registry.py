@@ -73,8 +73,8 @@ def _planner() -> Planner:
     """Return the planner of cells. OptionError if none is installed."""
     from batchmaker.extensions import extension  # few engines need it
 
-    found: Planner = extension("batchmaker.planners", "cell", "the planner of `bm.Cell(..., optimize=True)`")
-    return found
+    planner: Planner = extension("batchmaker.planners", "cell", "the planner of `bm.Cell(..., optimize=True)`")
+    return planner
 
 
 @final
@@ -142,14 +142,14 @@ class CellRegistry:
         """
         name = prefix + (cell.name or type(cell.module).__name__)
         with _BINDING:
-            known = self._types.get(cell)  # another thread may have been faster
-            if known is None:
-                known = self._types[cell] = self._learned(cell, inputs, given, name)
-                return known
-        for port, (came, wanted) in enumerate(zip(inputs, known.inputs, strict=False)):
+            cell_type = self._types.get(cell)  # another thread may have been faster
+            if cell_type is None:
+                cell_type = self._types[cell] = self._learned(cell, inputs, given, name)
+                return cell_type
+        for port, (came, wanted) in enumerate(zip(inputs, cell_type.inputs, strict=False)):
             if not came.is_like(wanted):
-                return self.other(cell, inputs, misfit(known, port, came), given, prefix)
-        return known
+                return self.other(cell, inputs, misfit(cell_type, port, came), given, prefix)
+        return cell_type
 
     def types_of(self, cell: Cell) -> list[CellType]:
         """Return the types of a cell in order, one for each shape of its inputs so far."""
@@ -170,9 +170,9 @@ class CellRegistry:
             raise error
         shapes = self._shapes.setdefault(cell, _Shapes({}, set()))
         key = tuple([spec.row_signature for spec in inputs])
-        known = shapes.types.get(key)
-        if known is not None:
-            return known
+        cell_type = shapes.types.get(key)
+        if cell_type is not None:
+            return cell_type
         with _BINDING:
             return shapes.types[key] if key in shapes.types else self._other(cell, inputs, error, given, prefix, shapes)
 
@@ -188,9 +188,9 @@ class CellRegistry:
             raise error
         name = prefix + (cell.name or type(cell.module).__name__)
         if len(shapes.types) + 1 >= cell.max_shapes:
-            known = " ".join(str(list(spec.shape)) for spec in first)
+            sizes = " ".join(str(list(spec.shape)) for spec in first)
             raise type(error)(
-                f"{error}; cell {name!r} has been called with {cell.max_shapes} shapes of its inputs, {known} at "
+                f"{error}; cell {name!r} has been called with {cell.max_shapes} shapes of its inputs, {sizes} at "
                 "first, and each is a type of its own, compiled and batched by itself. Pad inputs to a few sizes, "
                 "such as the next multiple of 32, or allow more with bm.Cell(..., max_shapes=)"
             )
@@ -198,13 +198,13 @@ class CellRegistry:
             same = [one.dtype == other.dtype for one, other in zip(inputs, first, strict=True)]
             shown = [str(list(spec.shape)) if like else str(spec) for spec, like in zip(inputs, same, strict=True)]
             known_as = f"{name} {' '.join(shown)}"
-            found = shapes.types[key] = self._learned(cell, inputs, given, known_as)
+            cell_type = shapes.types[key] = self._learned(cell, inputs, given, known_as)
         except RowsError:
             raise
         except ModelError:
             shapes.refused.add(key)
             raise error from None
-        return found
+        return cell_type
 
     def _learned(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given, name: str) -> CellType:
         """Bind a cell and return its type, a new one or that of an equal cell.
@@ -273,12 +273,12 @@ class CellRegistry:
         if self._on_new is not None:
             self._on_new(cell_type)
 
-    def _differences(self, known: CellType, cell: Cell) -> str:
+    def _differences(self, cell_type: CellType, cell: Cell) -> str:
         """Return the options that separate a cell from an otherwise equal one with a type, "" if there are none."""
         options = {
-            "batch sizes": (self._cells[known.type_id].batch_sizes, cell.batch_sizes),
-            "priority": (known.priority, cell.priority),
-            "host outputs": (known.host_outputs, cell.host_outputs),
+            "batch sizes": (self._cells[cell_type.type_id].batch_sizes, cell.batch_sizes),
+            "priority": (cell_type.priority, cell.priority),
+            "host outputs": (cell_type.host_outputs, cell.host_outputs),
         }
         return " and ".join(name for name, (one, other) in options.items() if one != other)
 
@@ -317,9 +317,9 @@ class CellRegistry:
             raise
         except ModelError as error:
             declared = floats is None or cell.declared_for(inputs) is not None
-            found = None if declared or floats is None else floats.needed(inputs, ports)
-            if found is not None:
-                return bound(found, real)
+            floating = None if declared or floats is None else floats.needed(inputs, ports)
+            if floating is not None:
+                return bound(floating, real)
             try:
                 return bound(wanted, made_up)
             except RowsError:
@@ -350,8 +350,8 @@ class CellRegistry:
             return example_rows((spec,), 1)[0]
         if isinstance(argument, HostValues):
             return torch.as_tensor(argument.values[:1])
-        known = argument.of.type_id
-        return None if known is None else self.bound[known].sample[argument.of.index]
+        type_id = argument.of.type_id
+        return None if type_id is None else self.bound[type_id].sample[argument.of.index]
 
     def in_runs(self, cell: CellType, num_step_inputs: int) -> CellType:
         """Return the type for chains of a cell with so many inputs per step: the cell's own for the first such number.
@@ -389,12 +389,12 @@ class CellRegistry:
         self, cell: Cell, known: CellType, given: Given, num_step_inputs: int, prefix: str = ""
     ) -> WholeForm | None:
         """Return the second form of a cell's runs, if it is to be used. See CellTypes."""
-        found = self._whole_runs.found(cell, known)
-        if found is None:
+        form = self._whole_runs.found(cell, known)
+        if form is None:
             with _BINDING:
-                found = self._whole_runs.found(cell, known)
-                found = found or self._whole_runs.make(cell, known, given, num_step_inputs, prefix)
-        return found
+                form = self._whole_runs.found(cell, known)
+                form = form or self._whole_runs.make(cell, known, given, num_step_inputs, prefix)
+        return form
 
     def trial_rows(self, given: Given, inputs: tuple[ValueSpec, ...], cell: Cell) -> TrialRows:
         """Return the rows that a cell is tried with: the real ones of these arguments, as far as they are known."""

@@ -61,14 +61,14 @@ def keep(structure: Any, recorder: Recorder, decisions: Any = None) -> KeptState
     decisions: those of the request, if it has some. What they fill is kept behind the nodes of the recorder.
     ModelError for the steps of a loop that ends at a value: their number is unknown.
     """
-    found, decided = list[Value | ValueSequence](), dict[int, int]()
+    marked, decided = list[Value | ValueSequence](), dict[int, int]()
     for handle in handles(structure):
         place = decisions.keeps(handle) if decisions is not None and isinstance(handle, Value) else None
         if place is None:
-            found.append(handle)
+            marked.append(handle)
         else:
             decided[id(handle)] = place
-    for handle in found:
+    for handle in marked:
         if isinstance(handle, ValueSequence) and handle.open_ended and handle.values is None:
             raise ModelError(
                 "the steps of a loop with `until` or of a while_loop cannot be kept for the next chunk; keep its last "
@@ -78,8 +78,8 @@ def keep(structure: Any, recorder: Recorder, decisions: Any = None) -> KeptState
             raise foreign("the state that unfold_chunk returned")
         if isinstance(handle, Value) and handle.is_missing:
             raise never_computed("the state that unfold_chunk returned")
-    found = [handle for handle in found if isinstance(handle, Value) or not handle.open_ended]
-    parts = [handle.nodes if isinstance(handle, ValueSequence) else np.array([handle.node]) for handle in found]
+    marked = [handle for handle in marked if isinstance(handle, Value) or not handle.open_ended]
+    parts = [handle.nodes if isinstance(handle, ValueSequence) else np.array([handle.node]) for handle in marked]
     nodes = np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
     recorder.keep(nodes)
 
@@ -106,8 +106,8 @@ def signature(structure: Any) -> Hashable | None:
         return (type(structure), structure)
     if type(structure) is dict:
         parts = [signature(part) for part in structure.values()]
-        known = all(type(name) is str for name in structure)
-        return None if None in parts or not known else (dict, tuple(structure), *parts)
+        has_text_names = all(type(name) is str for name in structure)
+        return None if None in parts or not has_text_names else (dict, tuple(structure), *parts)
     if type(structure) in (list, tuple):
         parts = [signature(part) for part in structure]
         return None if None in parts else (type(structure), *parts)

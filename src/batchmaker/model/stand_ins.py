@@ -240,8 +240,8 @@ class StandIn:
         if isinstance(codes, int):
             self._stand_ins.look()
         if name in _ATTRIBUTES:
-            found = getattr(codes, name)
-            return found if name in ("shape", "ndim") else self._other(found)
+            value = getattr(codes, name)
+            return value if name in ("shape", "ndim") else self._other(value)
         if name == "dtype":
             return self.kind if is_tensor else np.dtype(self.kind)  # type: ignore[arg-type]
         if name in _TORCH_SIZES if is_tensor else name == "size":

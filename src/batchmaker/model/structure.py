@@ -176,5 +176,5 @@ def _refuse_hidden(structure: Any, parts: Iterable[Any]) -> None:
         if type(part) in _LEAVES or isinstance(part, type) or id(part) in seen:
             continue
         seen.add(id(part))
-        found = _parts(part)
-        waiting += _attributes(part) if found is None else found
+        inner = _parts(part)
+        waiting += _attributes(part) if inner is None else inner

@@ -103,7 +103,7 @@ class TemplateCache:
         level: see Unfolding.
         """
         sights: list[Sight | None] = [None] * len(requests)
-        asked: list[tuple[int, int, KeptState | None]] = []
+        looked_up: list[tuple[int, int, KeptState | None]] = []
         values: list[Any] = []
         leaves: list[list[Leaf]] = []
         before_turn: dict[int, int] = {}  # misses by function
@@ -114,11 +114,11 @@ class TemplateCache:
             misses = self._misses.get(function, 0)
             self._misses[function] = misses + 1
             if before_turn.setdefault(function, misses) < MISSES or misses % ASKED == 0:
-                asked.append((place, function, before))
+                looked_up.append((place, function, before))
                 values.append(request)
                 leaves.append([])
         holding: dict[int, bool] = {}  # guards: attributes of models may have changed since the last turn
-        for (place, function, before), shape, mine in zip(asked, shapes_of(values, leaves), leaves, strict=True):
+        for (place, function, before), shape, mine in zip(looked_up, shapes_of(values, leaves), leaves, strict=True):
             if shape is None:
                 continue
             key = (function, id(before), shape, level)
@@ -201,10 +201,10 @@ class TemplateCache:
     # --- inside ------------------------------------------------------------------------------------------------
 
     def _difference(self, template: Template, leaves: list[Leaf], unfolding: Unfolding) -> str | None:
-        given, wrong = gather([template], [leaves])
-        if given is None or wrong:
+        gathered, wrong = gather([template], [leaves])
+        if gathered is None or wrong:
             return "what the request gives"
-        values = [given.rows(feed, (0,), (0,))[1] for feed in range(len(template.feeds))]
+        values = [gathered.rows(feed, (0,), (0,))[1] for feed in range(len(template.feeds))]
         return differs(template, unfolding, values)
 
     def _keep(self, shape: Key, function: int, template: Template) -> None:
@@ -212,9 +212,9 @@ class TemplateCache:
             self._note(shape, _REFUSED)
             return
         shared = self._shared
-        known = shared.guards.get(template.guard.key)
-        if known is not None and known.holds():
-            template.guard = known
+        guard = shared.guards.get(template.guard.key)
+        if guard is not None and guard.holds():
+            template.guard = guard
         else:
             if len(shared.guards) >= MAX_TEMPLATES:
                 shared.guards.clear()
@@ -253,11 +253,11 @@ class TemplateCache:
             self._forget(next(iter(self._known)))
 
     def _forget(self, shape: Key) -> None:
-        known = self._known.pop(shape, None)
-        if type(known) is Template:
+        entry = self._known.pop(shape, None)
+        if type(entry) is Template:
             self._shared.templates.pop(shape, None)
             self._num_templates -= 1
-            self._num_nodes -= known.num_nodes
+            self._num_nodes -= entry.num_nodes
 
     def _refuse(self, shape: Key, model: Model, function: int, why: str) -> None:
         _log.debug("%s: requests of a shape are unfolded each: %s", type(model).__name__, why)

@@ -18,7 +18,7 @@ from batchmaker.model.templates import Template
 
 
 @final
-class Given:
+class GatheredValues:
     """Values of requests whose templates have one form, [all their nodes, *shape] for each feed.
 
     The places of a request's nodes are known after admission: see `rows`.
@@ -66,7 +66,7 @@ def _spans(firsts: Ints, counts: Ints) -> NDArray[np.int64]:
     return spans
 
 
-TemplateValues = tuple[Template, Given, int]
+TemplateValues = tuple[Template, GatheredValues, int]
 """The template of a request, and where its values are: which of those given, and its place among them."""
 
 
@@ -95,7 +95,7 @@ class _Pool:
         return np.concatenate((values, *constants))[places + np.where(is_constant, firsts, starts)]
 
 
-def gather(templates: Sequence[Template], leaves: Sequence[Sequence[Leaf]]) -> tuple[Given | None, list[int]]:
+def gather(templates: Sequence[Template], leaves: Sequence[Sequence[Leaf]]) -> tuple[GatheredValues | None, list[int]]:
     """Lay out the values of requests whose templates have one form. leaves: of each request.
 
     Returns their values, and the positions of wrong requests. These must be unfolded, which raises their error. If
@@ -116,7 +116,7 @@ def gather(templates: Sequence[Template], leaves: Sequence[Sequence[Leaf]]) -> t
         values = pool.values if check.codes is None else pool.at([one.checks[number].codes for one in templates])
         if not _are_below(values, check.limit):
             return None, _wrong(templates, leaves)
-    return Given(templates, [_rows(number, templates, pools) for number in range(len(first.feeds))]), []
+    return GatheredValues(templates, [_rows(number, templates, pools) for number in range(len(first.feeds))]), []
 
 
 def _wrong(templates: Sequence[Template], leaves: Sequence[Sequence[Leaf]]) -> list[int]:

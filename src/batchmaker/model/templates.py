@@ -231,11 +231,11 @@ def _feed(host: HostInput, spec: ValueSpec, stand_ins: StandIns) -> Feed:
     if type(host.values) is not StandIn:
         return Feed(replace(host, values=None), spec, None, None, None, host.values)
     kind, codes = host.values.kind, np.array(host.values.codes, np.int64).reshape(-1)
-    size, given = stand_ins.sizes[kind], stand_ins.constants.get(kind, [])
+    size, constant_values = stand_ins.sizes[kind], stand_ins.constants.get(kind, [])
     constants = None
     if (codes >= CONSTANT).any():
         codes[codes >= CONSTANT] += size - CONSTANT
-        constants = np.array(given, np.int64 if kind is int else np.float64)
+        constants = np.array(constant_values, np.int64 if kind is int else np.float64)
     return Feed(replace(host, values=None), spec, kind, _all_of(codes, size), constants, None)
 
 
@@ -267,8 +267,8 @@ def differs(template: Template, recorded: Unfolding, values: list[Any]) -> str |
         return "what is fetched"
     if len(one.host_inputs) != len(other.host_inputs):
         return "what the request gives"
-    for mine, given, theirs in zip(one.host_inputs, values, other.host_inputs, strict=True):
-        if not _same(mine, replace(theirs, values=None)) or not _same_values(given, theirs.values):
+    for mine, laid_out, theirs in zip(one.host_inputs, values, other.host_inputs, strict=True):
+        if not _same(mine, replace(theirs, values=None)) or not _same_values(laid_out, theirs.values):
             return "what the request gives"
     if not _same(template.loops, recorded.loops):
         return "how loops end"

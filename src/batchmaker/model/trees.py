@@ -39,26 +39,26 @@ def tree(leaves: Any, *parts: TreeCalls) -> Any:
     if not parts:
         raise InvalidRequestError("a tree has no parts; give cell.at(places, children) of at least one cell")
     scope = scope_of(parts[0].cell)
-    given = [(part, integers(part.cell, part.children, CHILDREN)) for part in parts]
-    if len(given) > 1:
-        given = [(part, children) for part, children in given if children.shape[:1] != (0,)] or given[:1]
+    nodes = [(part, integers(part.cell, part.children, CHILDREN)) for part in parts]
+    if len(nodes) > 1:
+        nodes = [(part, children) for part, children in nodes if children.shape[:1] != (0,)] or nodes[:1]
     if scope.decisions is not None:
-        scope, leaves, given = _placed(scope, leaves, given)
-    states = _states(scope, leaves, given[0][0])
-    outputs = scope.recorder.mixed_tree(states, [_part(scope, part, children, states) for part, children in given])
+        scope, leaves, nodes = _placed(scope, leaves, nodes)
+    states = _states(scope, leaves, nodes[0][0])
+    outputs = scope.recorder.mixed_tree(states, [_part(scope, part, children, states) for part, children in nodes])
     return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _placed(
-    scope: UnfoldingScope, leaves: Any, given: Sequence[tuple[TreeCalls, Ints]]
+    scope: UnfoldingScope, leaves: Any, nodes: Sequence[tuple[TreeCalls, Ints]]
 ) -> tuple[UnfoldingScope, Any, list[tuple[TreeCalls, Ints]]]:
     """Return the scope that a tree goes to, and its sequences there."""
-    first, several = given[0][0], leaves if isinstance(leaves, tuple) else (leaves,)
-    asked = [(first.cell, len(first.inputs) + k, leaf, True) for k, leaf in enumerate(several)]
-    asked += [(part.cell, port, one, True) for part, _ in given for port, one in enumerate(part.inputs)]
-    scope, placed, _ = scope.decisions.place(asked)
+    first, several = nodes[0][0], leaves if isinstance(leaves, tuple) else (leaves,)
+    inputs = [(first.cell, len(first.inputs) + k, leaf, True) for k, leaf in enumerate(several)]
+    inputs += [(part.cell, port, one, True) for part, _ in nodes for port, one in enumerate(part.inputs)]
+    scope, placed, _ = scope.decisions.place(inputs)
     at, made = len(several), list[tuple[TreeCalls, Ints]]()
-    for part, children in given:
+    for part, children in nodes:
         end = at + len(part.inputs)
         made.append((TreeCalls(part.cell, part.places, part.children, tuple(placed[at:end])), children))
         at = end
@@ -68,19 +68,19 @@ def _placed(
 def _states(scope: UnfoldingScope, leaves: Any, first: TreeCalls) -> list[SequenceArgument]:
     """Return the leaves as one sequence for each part of a state."""
     parts = leaves if type(leaves) is not StandIn and isinstance(leaves, tuple) else (leaves,)
-    known = scope.types.known(first.cell)
-    return [column(first.cell, part, known, len(first.inputs) + k) for k, part in enumerate(parts)]
+    cell_type = scope.types.known(first.cell)
+    return [column(first.cell, part, cell_type, len(first.inputs) + k) for k, part in enumerate(parts)]
 
 
 def _part(scope: UnfoldingScope, part: TreeCalls, children: Ints, states: Sequence[SequenceArgument]) -> TreePart:
     cell, places = part.cell, part.places
-    known: CellType | None = scope.types.known(cell)
+    cell_type: CellType | None = scope.types.known(cell)
     if not isinstance(places, slice):
         places = integers(cell, places, "places must be integers [num_nodes]")
-    inputs = [column(cell, sequence, known, port) for port, sequence in enumerate(part.inputs)]
-    if known is None:
+    inputs = [column(cell, sequence, cell_type, port) for port, sequence in enumerate(part.inputs)]
+    if cell_type is None:
         arity = children.shape[1] if children.ndim == 2 else 0
-        given = (*inputs, *[*states] * arity)
-        known = scope.types.learn(cell, tuple([argument.spec for argument in given]), given)
-        inputs = fitted(cell, inputs, known)
-    return TreePart(known, places, children, inputs)
+        arguments = (*inputs, *[*states] * arity)
+        cell_type = scope.types.learn(cell, tuple([argument.spec for argument in arguments]), arguments)
+        inputs = fitted(cell, inputs, cell_type)
+    return TreePart(cell_type, places, children, inputs)

@@ -317,15 +317,15 @@ class Unfolding:
 
 def _misfit(signature: inspect.Signature, request: Mapping[str, Any], state: Mapping[str, Any]) -> str:
     """Say which inputs a request has too many or lacks; "" if that is not what is wrong with it."""
-    taken = {name: one for name, one in signature.parameters.items() if name not in state and one.kind in _NAMED}
-    unknown = [str(name) for name in request if name not in taken]
-    missing = [name for name, one in taken.items() if one.default is one.empty and name not in request]
+    inputs = {name: one for name, one in signature.parameters.items() if name not in state and one.kind in _NAMED}
+    unknown = [str(name) for name in request if name not in inputs]
+    missing = [name for name, one in inputs.items() if one.default is one.empty and name not in request]
     if not unknown and not missing:
         return ""
     what = [f"it has the unknown {', '.join(map(repr, unknown))}"] if unknown else []
     what += [f"it lacks {', '.join(map(repr, missing))}"] if missing else []
-    known = ", ".join(name if one.default is one.empty else f"{name} (optional)" for name, one in taken.items())
-    return f"{' and '.join(what)}; the inputs are {known}.{nearest_name(unknown[0], taken) if unknown else ''}"
+    listing = ", ".join(name if one.default is one.empty else f"{name} (optional)" for name, one in inputs.items())
+    return f"{' and '.join(what)}; the inputs are {listing}.{nearest_name(unknown[0], inputs) if unknown else ''}"
 
 
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

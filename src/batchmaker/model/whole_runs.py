@@ -53,10 +53,10 @@ class WholeRuns:
 
     def found(self, cell: Cell, known: CellType) -> WholeForm | None:
         """Return the second form of these runs if it is known. Raises the error of a form that was refused."""
-        found = self._known.get((cell, known.type_id))
-        if isinstance(found, ModelError):
-            raise found
-        return found
+        form = self._known.get((cell, known.type_id))
+        if isinstance(form, ModelError):
+            raise form
+        return form
 
     def make(self, cell: Cell, known: CellType, given: Given, columns: int, prefix: str) -> WholeForm | None:
         """Bind, prove and time the second form of these runs; None if none is to be used. See CellTypes.whole_form."""
@@ -64,11 +64,11 @@ class WholeRuns:
             self._note(known, f"whole= is not used: {self.only_steps}")
             return None
         try:
-            found = self._known[cell, known.type_id] = self._made(cell, known, given, columns, prefix)
+            form = self._known[cell, known.type_id] = self._made(cell, known, given, columns, prefix)
         except ModelError as error:  # the same for every later run
             self._known[cell, known.type_id] = error
             raise
-        return found
+        return form
 
     def _made(self, cell: Cell, known: CellType, given: Given, columns: int, prefix: str) -> WholeForm:
         registry, inputs = self._registry, known.inputs
@@ -92,18 +92,18 @@ class WholeRuns:
         copy = registry.known(copies) or registry.learn(copies, steps, given[:columns], prefix)
         self._types.add(whole.type_id)
         if cell.whole_from is not None:
-            found = WholeLengths(
+            lengths = WholeLengths(
                 (cell.whole_from,) * len(CONCURRENCIES), f"as whole_from says, {said_of((cell.whole_from,))}"
             )
         else:
             split = registry.bound[known.type_id].split(columns)
-            found = measured(split, registry.bound[whole.type_id], cell.max_batch)
-        self._note(known, found.said)
-        self.depend_on_concurrency |= len(set(found.least)) > 1
-        return WholeForm(copy, whole, found.least, tuple(map(_zero, state)))
+            lengths = measured(split, registry.bound[whole.type_id], cell.max_batch)
+        self._note(known, lengths.said)
+        self.depend_on_concurrency |= len(set(lengths.least)) > 1
+        return WholeForm(copy, whole, lengths.least, tuple(map(_zero, state)))
 
-    def _note(self, known: CellType, said: str) -> None:
-        self._notes.setdefault(known.type_id, {})[said] = None
+    def _note(self, cell_type: CellType, said: str) -> None:
+        self._notes.setdefault(cell_type.type_id, {})[said] = None
 
 
 def _zero(spec: ValueSpec) -> HostValues:
