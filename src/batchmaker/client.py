@@ -191,8 +191,8 @@ class Client:
         config = await self._config(path)
         form = _values_form(config["output"], (parameters or {}).get("output"))
         ahead = int(config.get("parameters", {}).get("max_chunks_ahead", {}).get("string_value", 1))
-        asked = {**(parameters or {}), "answers": "json" if form is None else "binary"}
-        socket = await self._connect(f"{path}/sequences", asked)
+        query = {**(parameters or {}), "answers": "json" if form is None else "binary"}
+        socket = await self._connect(f"{path}/sequences", query)
         connection = SequencesConnection(socket, _Chunks(config["input"]), form, ahead)
         try:
             yield connection
@@ -274,10 +274,10 @@ async def _streamed(
 
 def _part(event: bytes) -> dict[str, Any]:
     """Return the outputs in an event, its `data:` line. Raises the ServerError that it may hold."""
-    given = json.loads(event.removeprefix(b"data: "))
-    if "error" in given:
-        raise ServerError(given["error"])
-    return {name: value for name, value in given.items() if name not in _META}
+    content = json.loads(event.removeprefix(b"data: "))
+    if "error" in content:
+        raise ServerError(content["error"])
+    return {name: value for name, value in content.items() if name not in _META}
 
 
 def _path(model: str, version: str | None) -> str:
@@ -313,15 +313,15 @@ class _Chunks:
     """How a model's chunks are written. inputs: of the model, as in its configuration."""
 
     def __init__(self, inputs: list[dict[str, Any]]) -> None:
-        required = [given for given in inputs if not given["optional"]] or inputs
+        required = [spec for spec in inputs if not spec["optional"]] or inputs
         self._datatype: str | None = required[0]["data_type"].removeprefix("TYPE_") if len(required) == 1 else None
         self._name: str = required[0]["name"]
 
     def raw(self, chunk: Any, parameters: Mapping[str, Parameter] | None) -> bytes | dict[str, Any]:
         """Return the values of a chunk, or the object that is its JSON. OptionError for an array that does not fit."""
         if isinstance(chunk, Mapping):
-            given = dict(chunk)
-            return {**given, "parameters": {**given.get("parameters", {}), **parameters}} if parameters else given
+            content = dict(chunk)
+            return {**content, "parameters": {**content.get("parameters", {}), **parameters}} if parameters else content
         if parameters:
             raise OptionError("a chunk of bytes has no parameters: give them to open_sequence, or send a dict")
         return self._view(chunk).tobytes()
@@ -367,7 +367,7 @@ class OpenSequence:
         self._chunks = chunks
         self._waiting: deque[asyncio.Future[dict[str, Any]]] = deque()
         self._sending = asyncio.Lock()
-        self._over: ServerError | None = None
+        self._error: ServerError | None = None
         self._reading = asyncio.create_task(self._read())
 
     @property
@@ -413,15 +413,15 @@ class OpenSequence:
     async def _ask(self, message: bytes | str) -> dict[str, Any]:
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         async with self._sending:
-            if self._over is not None:
-                raise self._over
+            if self._error is not None:
+                raise self._error
             self._waiting.append(answer)
             try:
                 await self._socket.send(message)
             except ConnectionClosed:
                 answer.cancel()
                 await self._reading
-                raise _over(self._socket) from None
+                raise _closing_error(self._socket) from None
         return await answer
 
     async def _read(self) -> None:
@@ -431,11 +431,11 @@ class OpenSequence:
                 _settle(self._waiting.popleft(), json.loads(text))
         except ConnectionClosed:
             pass
-        self._over = _over(self._socket)
+        self._error = _closing_error(self._socket)
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.done():
-                waiting.set_exception(self._over)
+                waiting.set_exception(self._error)
 
     async def aclose(self) -> None:
         """End the sequence and give up unanswered chunks. A second call has no effect."""
@@ -453,7 +453,7 @@ def _settle(waiting: asyncio.Future[dict[str, Any]], answer: dict[str, Any]) -> 
         waiting.set_result({name: value for name, value in answer.items() if name not in _META})
 
 
-def _over(socket: ClientConnection) -> ServerError:
+def _closing_error(socket: ClientConnection) -> ServerError:
     code, reason = socket.close_code, socket.close_reason
     return ServerError(f"the connection is over: {reason or 'it was closed'} ({code})")
 
@@ -517,7 +517,7 @@ class SequencesConnection:
         self._numbers = itertools.count()
         self._frames: list[bytes | str] = []
         self._sending: asyncio.Task[None] | None = None
-        self._over: ServerError | None = None
+        self._error: ServerError | None = None
         self._reading = asyncio.create_task(self._read())
 
     @asynccontextmanager
@@ -526,8 +526,8 @@ class SequencesConnection:
 
         Raises ServerError, with a status where the server has refused.
         """
-        if self._over is not None:
-            raise self._over
+        if self._error is not None:
+            raise self._error
         number = next(self._numbers) & 0xFFFFFFFF
         sequence = self._open[number] = CarriedSequence(self, number)
         try:
@@ -539,8 +539,8 @@ class SequencesConnection:
 
     def send(self, frame: bytes | str) -> None:
         """Send a frame with the others of this turn. For its sequences; raises ServerError if it is over."""
-        if self._over is not None:
-            raise self._over
+        if self._error is not None:
+            raise self._error
         self._frames.append(frame)
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_all())
@@ -576,9 +576,9 @@ class SequencesConnection:
                     self._read_frames(message)
         except ConnectionClosed:
             pass
-        self._over = _over(self._socket)
+        self._error = _closing_error(self._socket)
         for sequence in tuple(self._open.values()):
-            sequence.ended(self._over)
+            sequence.ended(self._error)
 
     def _read_frames(self, message: bytes) -> None:
         at = 0
@@ -618,7 +618,7 @@ class CarriedSequence:
         self._places = asyncio.Semaphore(connection.ahead)
         self._flags = _BEGIN
         self._is_finished = False
-        self._over: ServerError | None = None
+        self._error: ServerError | None = None
 
     async def submit(self, chunk: Any, *, parameters: Mapping[str, Parameter] | None = None) -> dict[str, Any]:
         """Return a chunk's answer, as a dict of the outputs by name. As OpenSequence.submit.
@@ -654,8 +654,8 @@ class CarriedSequence:
         """Send a frame and return its answer. content: None for nothing."""
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         async with self._places:
-            if self._over is not None:
-                raise self._over
+            if self._error is not None:
+                raise self._error
             if self._is_finished:
                 raise ServerError("the sequence has ended: it was finished")
             flags |= self._flags
@@ -678,7 +678,7 @@ class CarriedSequence:
 
     def ended(self, error: ServerError) -> None:
         """Fail those who wait, and all later ones."""
-        self._over = error
+        self._error = error
         self._connection.forget(self._number)
         while self._waiting:
             waiting = self._waiting.popleft()
@@ -687,7 +687,7 @@ class CarriedSequence:
 
     async def aclose(self) -> None:
         """End the sequence and give up unanswered chunks. A second call has no effect."""
-        if self._over is None:
+        if self._error is None:
             with suppress(ServerError):
                 if not self._flags:
                     self._connection.send(_HEAD.pack(self._number, _GIVE_UP, _NOTHING, 0, 0))

@@ -56,11 +56,11 @@ def fullest(ready: Sequence[Ready]) -> Task | None:
 
     Among several the one with the highest priority, then the one with the most ready entries.
     """
-    found = [number for number, one in enumerate(ready) if one.count]
-    if not found:
+    numbers = [number for number, one in enumerate(ready) if one.count]
+    if not numbers:
         return None
-    full = [number for number in found if ready[number].count >= ready[number].sizes[-1]]
-    number = max(full or found, key=lambda number: (ready[number].priority, ready[number].count))
+    full = [number for number in numbers if ready[number].count >= ready[number].sizes[-1]]
+    number = max(full or numbers, key=lambda number: (ready[number].priority, ready[number].count))
     one = ready[number]
     size = one.sizes[min(bisect_left(one.sizes, one.count), len(one.sizes) - 1)]
     return Task(number, size, MANY_STEPS if one.again or one.count > size else 1)

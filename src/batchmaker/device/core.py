@@ -124,28 +124,30 @@ class DeviceCore:
         number = self.memory.add_type()
         kind = _Type(PlannedType.of(number, cell), cell)
         self._types.append(kind)
-        given = tuple(self.device.zeros((cell.max_batch, *spec.shape), torch_dtype(spec.dtype)) for spec in cell.inputs)
-        columns = self.memory.columns(given)
-        kind.keeps += [given, columns]
+        inputs = tuple(
+            self.device.zeros((cell.max_batch, *spec.shape), torch_dtype(spec.dtype)) for spec in cell.inputs
+        )
+        columns = self.memory.columns(inputs)
+        kind.keeps += [inputs, columns]
         self.memory.pause(True)  # a recording runs what it records
         try:
             for size in cell.batch_sizes:
                 for steps in (1, MANY_STEPS):
-                    kind.launches[size, steps] = self._recorded(kind, work, given, columns, size, steps)
+                    kind.launches[size, steps] = self._recorded(kind, work, inputs, columns, size, steps)
         finally:
             self.memory.pause(False)
         return kind.planned
 
     def _recorded(
-        self, kind: _Type, work: Work, given: Sequence[Tensor], columns: Tensor, size: int, steps: int
+        self, kind: _Type, work: Work, inputs: Sequence[Tensor], columns: Tensor, size: int, steps: int
     ) -> Launch:
         device, number, core = self.device, kind.planned.number, self.memory.address
-        num_inputs, num_outputs = len(given), len(kind.cell.outputs)
+        num_inputs, num_outputs = len(inputs), len(kind.cell.outputs)
         made = self.device.zeros((max(1, steps * num_outputs), 2), columns.dtype)
         outputs: list[Tensor] = []
 
         def compute() -> tuple[Tensor, ...]:
-            return tuple([value.contiguous() for value in work(*[one[:size] for one in given])])
+            return tuple([value.contiguous() for value in work(*[one[:size] for one in inputs])])
 
         def run() -> None:
             outputs.clear()
@@ -204,8 +206,8 @@ class DeviceCore:
         words[RequestWord.SLOT] = slot
         words[RequestWord.ANSWER] = self.memory.answers.ctypes.data + answer
         data = words.view(np.uint8)
-        for (at, num_bytes), given in zip(plan.feeds, values, strict=True):
-            data[at : at + num_bytes] = given
+        for (at, num_bytes), value in zip(plan.feeds, values, strict=True):
+            data[at : at + num_bytes] = value
         self._top += plan.num_words
         self._letters.append((where, first, plan.num_words))
         for number, count in plan.entries:
@@ -345,10 +347,10 @@ class DeviceCore:
     def _ready(self) -> list[Ready]:
         """Return about what will be ready after the tasks in flight."""
         counts = self._page[len(PageWord) : len(PageWord) + 2 * len(self._types)].reshape(-1, 2).tolist()
-        found = []
+        ready = []
         for number, (kind, (runs, nodes)) in enumerate(zip(self._types, counts, strict=True)):
             nodes += sum([news[number] for _, news in self._posted if number < len(news)])
-            found.append(Ready(runs, nodes, kind.again, kind.cell.batch_sizes, kind.cell.priority))
+            ready.append(Ready(runs, nodes, kind.again, kind.cell.batch_sizes, kind.cell.priority))
         for _, task in self._tasks:
-            found[task.type] = task.leaves(found[task.type])
-        return found
+            ready[task.type] = task.leaves(ready[task.type])
+        return ready

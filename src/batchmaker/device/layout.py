@@ -90,9 +90,7 @@ class OutputWord(IntEnum):
 NONE: Final = -1
 LISTED: Final = 1 << 62
 AT_END: Final = -1
-_GROUPS: Final = (
-    CoreWord, BoardWord, TypeWord, PageWord, LetterWord, RequestWord, EntryWord, InputWord, OutputWord
-)  # fmt: skip
+_GROUPS: Final = (CoreWord, BoardWord, TypeWord, PageWord, LetterWord, RequestWord, EntryWord, InputWord, OutputWord)
 
 
 def header() -> str:

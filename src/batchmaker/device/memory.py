@@ -56,7 +56,7 @@ class CoreMemory:
     def __init__(self, device: Device, sizes: Sizes) -> None:
         self.sizes = sizes
         self._device = device
-        self._kept: list[NDArray[np.uint8]] = []
+        self._pinned_buffers: list[NDArray[np.uint8]] = []
         self.arena = device.zeros((sizes.arena_bytes // 8,), torch.int64)
         self.board = device.zeros((len(BoardWord) + MAX_TYPES * len(TypeWord),), torch.int64)
         self._rings: list[Tensor] = []
@@ -125,7 +125,7 @@ class CoreMemory:
 
     def _pinned_words(self, count: int) -> Any:
         memory = self._device.pinned(8 * count)
-        self._kept.append(memory)
+        self._pinned_buffers.append(memory)
         words = memory.view(np.int64)
         words[:] = 0
         return words

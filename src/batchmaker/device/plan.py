@@ -113,9 +113,9 @@ def plan_of(graph: CellGraph, types: Mapping[TypeId, PlannedType], stops: Stops 
         first, end = run.first, run.first + run.length
         nodes[first:end] = (numbers[run.type_id], first, 0, len(run.sequences))
         nodes[first, _STEPS] = run.length
-        for k, given in enumerate(run.sequences):
-            if given is not None:
-                sources[k, first:end], outputs[k, first:end] = given
+        for k, sequence in enumerate(run.sequences):
+            if sequence is not None:
+                sources[k, first:end], outputs[k, first:end] = sequence
         for k, (node, output) in enumerate(run.init, start=len(run.sequences)):
             sources[k, first], outputs[k, first] = node, output
     until = np.full((count, 2), NONE, np.int64)
@@ -131,9 +131,7 @@ def plan_of(graph: CellGraph, types: Mapping[TypeId, PlannedType], stops: Stops 
         feeds.append((num_bytes, size * host.count))
         num_bytes += aligned(size * host.count)
 
-    image, answers, lengths, counts, ends = _laid_out(
-        nodes, sources, outputs, data, num_bytes, wanted, kinds, until
-    )  # fmt: skip
+    image, answers, lengths, counts, ends = _laid_out(nodes, sources, outputs, data, num_bytes, wanted, kinds, until)
     data_at, rows_at, end, answer_bytes = ends.tolist()
     counted = counts.tolist()
     return RequestPlan(
@@ -227,7 +225,7 @@ def _rows(nodes: Ints, kinds: Ints, read: Flags, wanted: Flags) -> tuple[Ints, I
     Rows of one output of nodes of one type lie one after the other, so that sequences of them have a stride.
     """
     num_nodes, num_outputs = wanted.shape
-    kept, states = np.full((num_nodes, num_outputs), NONE), np.full((num_nodes, num_outputs), NONE)
+    kept_rows, states = np.full((num_nodes, num_outputs), NONE), np.full((num_nodes, num_outputs), NONE)
     answers = np.full((num_nodes, num_outputs), NONE)
     row_end, answer_end = 0, 0
     for output in range(num_outputs):
@@ -236,23 +234,23 @@ def _rows(nodes: Ints, kinds: Ints, read: Flags, wanted: Flags) -> tuple[Ints, I
             if steps == 0 or output >= kinds[kind, _OUTPUTS]:
                 continue
             size = kinds[kind, _BYTES + output]
-            row_end = _place(kept, read, node, steps, output, size, _up(size), row_end)
+            row_end = _place(kept_rows, read, node, steps, output, size, _up(size), row_end)
             if size % _ALIGNMENT == 0:
                 answer_end = _up(answer_end)
             answer_end = _place(answers, wanted, node, steps, output, size, size, answer_end)
             num_states = kinds[kind, _INPUTS] - nodes[node, _SEQUENCES]
             if steps > 1 and output >= kinds[kind, _OUTPUTS] - num_states:
-                end = kept[node + steps - 1, output]
-                if end != NONE and kept[node, output] == NONE:  # only the end is kept, in the same place
+                end = kept_rows[node + steps - 1, output]
+                if end != NONE and kept_rows[node, output] == NONE:  # only the end is kept, in the same place
                     states[node, output] = end
                 else:
                     states[node, output] = row_end
                     row_end += _up(size)
-    return kept, states, answers, row_end, answer_end
+    return kept_rows, states, answers, row_end, answer_end
 
 
 @compiled_within
-def _without_stride(nodes: Ints, sources: Ints, outputs: Ints, data: Ints, kept: Ints) -> tuple[Flags, int]:
+def _without_stride(nodes: Ints, sources: Ints, outputs: Ints, data: Ints, kept_rows: Ints) -> tuple[Flags, int]:
     """Return which inputs of runs are sequences of places without a stride, [inputs, nodes], and their steps in all."""
     listed, num_listed = np.zeros((len(sources), len(nodes)), np.bool_), 0
     for node in range(len(nodes)):
@@ -261,7 +259,7 @@ def _without_stride(nodes: Ints, sources: Ints, outputs: Ints, data: Ints, kept:
             stride, last = 0, 0
             for step in range(steps):
                 source = sources[k, node + step]
-                here = data[k, node + step] if source < 0 else kept[source, outputs[k, node + step]]
+                here = data[k, node + step] if source < 0 else kept_rows[source, outputs[k, node + step]]
                 if step == 1:
                     stride = here - last
                 elif step > 1 and here - last != stride:
@@ -303,8 +301,8 @@ def _laid_out(
     counts = np.zeros((len(kinds), 3), np.int64)
     entry, readers_at, num_entries = _entries(nodes, kinds, counts)
     read, missing, num_readers = _readers(nodes, sources, outputs, kinds, counts, num_outputs)
-    kept, states, answers, row_end, answer_end = _rows(nodes, kinds, read, wanted)
-    listed, num_listed = _without_stride(nodes, sources, outputs, data, kept)
+    kept_rows, states, answers, row_end, answer_end = _rows(nodes, kinds, read, wanted)
+    listed, num_listed = _without_stride(nodes, sources, outputs, data, kept_rows)
 
     lengths = np.full(num_nodes, NONE)
     for node in range(num_nodes):
@@ -345,7 +343,7 @@ def _laid_out(
             for step in range(steps if k < nodes[node, _SEQUENCES] else 1):
                 source = sources[k, node + step]
                 if source >= 0:
-                    where = rows_at + kept[source, outputs[k, node + step]]
+                    where = rows_at + kept_rows[source, outputs[k, node + step]]
                 elif source == HOST and data[k, node + step] != NONE:
                     where = data_at + data[k, node + step]
                 else:
@@ -365,8 +363,8 @@ def _laid_out(
         for output in range(kinds[kind, _OUTPUTS]):
             image[at + _O_STATE] = NONE if states[node, output] == NONE else rows_at + states[node, output]
             size = kinds[kind, _BYTES + output]
-            every = steps > 1 and kept[node, output] != NONE
-            where = kept[node if every else last, output]
+            every = steps > 1 and kept_rows[node, output] != NONE
+            where = kept_rows[node if every else last, output]
             image[at + _O_KEPT] = NONE if where == NONE else rows_at + where
             image[at + _O_KEPT_STRIDE] = _up(size) if every else AT_END
             every = steps > 1 and answers[node, output] != NONE

@@ -67,7 +67,7 @@ def random_graph(
     whole: list[tuple[Ints, int]] = []
     num_nodes = 0
 
-    def given(kind: TriedCell, port: int, nodes: Ints) -> None:
+    def add_host_input(kind: TriedCell, port: int, nodes: Ints) -> None:
         hosts.append(HostInput(kind.cell.type_id, port, int(nodes[0]), len(nodes), _data(kind, port, len(nodes), rng)))
 
     def picked(spec: ValueSpec) -> tuple[Ints, int] | None:
@@ -82,21 +82,21 @@ def random_graph(
             nodes = np.arange(first, first + length)
             sequences: list[tuple[Ints, int] | None] = []
             for port in range(kind.num_sequences):
-                found = picked(cell.inputs[port])
-                if found is None:
-                    given(kind, port, nodes)
+                source = picked(cell.inputs[port])
+                if source is None:
+                    add_host_input(kind, port, nodes)
                     sequences.append(None)
                 else:
-                    sequences.append((_sequence(found[0], length, rng), found[1]))
+                    sequences.append((_sequence(source[0], length, rng), source[1]))
             init = []
             for port in cell.state_inputs(kind.num_sequences):
-                found = picked(cell.inputs[port])
-                if found is not None:
-                    init.append((int(rng.choice(found[0])), found[1]))
+                source = picked(cell.inputs[port])
+                if source is not None:
+                    init.append((int(rng.choice(source[0])), source[1]))
                 elif rng.random() < 0.5:
                     init.append((ZERO, 0))
                 else:
-                    given(kind, port, nodes[:1])
+                    add_host_input(kind, port, nodes[:1])
                     init.append((HOST, 0))
             ends = [output for output, spec in enumerate(cell.outputs) if can_end(spec)]
             if ends and rng.random() < 0.6:
@@ -114,11 +114,11 @@ def random_graph(
             sources = np.full((len(cell.inputs), count), HOST, np.int64)
             of = np.zeros((len(cell.inputs), count), np.int16)
             for port, spec in enumerate(cell.inputs):
-                found = picked(spec)
-                if found is None:
-                    given(kind, port, nodes)
+                source = picked(spec)
+                if source is None:
+                    add_host_input(kind, port, nodes)
                 else:
-                    sources[port], of[port] = rng.choice(found[0], count), found[1]
+                    sources[port], of[port] = rng.choice(source[0], count), source[1]
             blocks.append(NodeBlock(first, np.full(count, cell.type_id, np.int16), sources, of))
         num_nodes += len(nodes)
         outputs += [(nodes, output, spec) for output, spec in enumerate(cell.outputs)]
@@ -195,8 +195,8 @@ def computed_plainly(
         if source == ZERO:
             spec = kind.cell.inputs[port]
             return torch.zeros((1, *spec.shape), dtype=torch_dtype(spec.dtype), device=device.torch_device)
-        given: Tensor = data[kind.cell.type_id, port, node].to(device.torch_device)
-        return given
+        row: Tensor = data[kind.cell.type_id, port, node].to(device.torch_device)
+        return row
 
     values: dict[tuple[int, int], Tensor] = {}
     data = {
@@ -204,8 +204,8 @@ def computed_plainly(
         for host in graph.host_inputs
         for i in range(host.count)
     }
-    found = device.compute_waiting(work)
-    return dict(zip(values, found, strict=True)), lengths
+    outputs = device.compute_waiting(work)
+    return dict(zip(values, outputs, strict=True)), lengths
 
 
 def results_of(graph: CellGraph, plan: RequestPlan, lengths: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
@@ -245,8 +245,8 @@ def prove(
     wanted = [computed_plainly(graph, kinds, core.device, stops) for graph, stops in graphs]
     slots: dict[int, int] = {}
     cancelled: set[int] = set()
-    said, given, until_s = "", 0, time.monotonic() + _PATIENCE_S
-    while given < num_requests or slots:
+    said, num_given, until_s = "", 0, time.monotonic() + _PATIENCE_S
+    while num_given < num_requests or slots:
         for slot in core.poll().ended:
             number = slots.pop(slot)
             if number not in cancelled:
@@ -256,12 +256,12 @@ def prove(
         for slot, number in slots.items():
             if number % 7 == 6 and number not in cancelled and core.cancel(slot):
                 cancelled.add(number)
-        while given < num_requests:
-            entered = core.add(plans[given], bytes_of(graphs[given][0]))
+        while num_given < num_requests:
+            entered = core.add(plans[num_given], bytes_of(graphs[num_given][0]))
             if entered is None:
                 break
-            slots[entered] = given
-            given += 1
+            slots[entered] = num_given
+            num_given += 1
         core.submit()
         if time.monotonic() > until_s:
             raise DeviceError(f"the device core did not answer {num_requests} small requests in {_PATIENCE_S:.0f} s")
@@ -271,9 +271,15 @@ def prove(
 
 
 def _differs(
-    memory: NDArray[np.uint8], plan: RequestPlan, graph: CellGraph, kinds: Mapping[TypeId, TriedCell],
-    wanted: Mapping[tuple[int, int], Tensor], lengths: Mapping[int, int], *, tf32: bool,
-) -> str:  # fmt: skip
+    memory: NDArray[np.uint8],
+    plan: RequestPlan,
+    graph: CellGraph,
+    kinds: Mapping[TypeId, TriedCell],
+    wanted: Mapping[tuple[int, int], Tensor],
+    lengths: Mapping[int, int],
+    *,
+    tf32: bool,
+) -> str:
     """Return what differs first in the results of a request; "" if nothing does."""
     cells = {node: kind for part in graph.parts for node, kind in _types_of(part)}
     for node, output, at in results_of(graph, plan, lengths):

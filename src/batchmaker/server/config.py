@@ -225,8 +225,8 @@ def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
     """Return the struct of a type: the type itself, or the items of a list."""
     if isinstance(kind, UnionType):
         return None
-    found = next(iter(typing.get_args(kind)), kind) if typing.get_origin(kind) is list else kind
-    return found if isinstance(found, type) and issubclass(found, msgspec.Struct) else None
+    candidate = next(iter(typing.get_args(kind)), kind) if typing.get_origin(kind) is list else kind
+    return candidate if isinstance(candidate, type) and issubclass(candidate, msgspec.Struct) else None
 
 
 def _resolved(config: Config, folder: Path) -> Config:

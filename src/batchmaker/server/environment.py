@@ -41,8 +41,8 @@ def with_environment(config: Config, environment: Mapping[str, str]) -> Config:
     for name, (path, kind) in kinds.items():  # a table before its entries
         if variables.get(name):
             _put(content, path, _value(name, variables[name], kind))
-    found: Config = _replaced(config, content, "")
-    return found
+    settings: Config = _replaced(config, content, "")
+    return settings
 
 
 def _settings(struct: type[msgspec.Struct], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -67,8 +67,8 @@ def _is_other(name: str, text: str) -> bool:
     return name in _NO_SETTINGS or is_link or _OF_SERVICES.fullmatch(name) is not None
 
 
-def _unknown(name: str, known: Mapping[str, Any]) -> OptionError:
-    settings = [one.removeprefix(PREFIX) for one in known]
+def _unknown(name: str, kinds: Mapping[str, Any]) -> OptionError:
+    settings = [one.removeprefix(PREFIX) for one in kinds]
     near = [PREFIX + one for one in difflib.get_close_matches(name.removeprefix(PREFIX), settings, n=3)]
     said = (
         f"Did you mean {' or '.join(near)}?" if near else f"One that is known: {_name_of(('limits', 'max_streams'))}."

@@ -155,9 +155,11 @@ async def serve_on(
 
 def set_threads(config: Config) -> None:
     """Have torch use the default number of threads outside engines too, and say the number and its reason."""
-    found = found_processors()
-    torch.set_num_threads(found.threads())
-    for line in sorted({found.explained(one.workers, one.threads) for one in config.models if one.device == "cpu"}):
+    processors = found_processors()
+    torch.set_num_threads(processors.threads())
+    for line in sorted(
+        {processors.explained(one.workers, one.threads) for one in config.models if one.device == "cpu"}
+    ):
         _LOG.info(line)
 
 

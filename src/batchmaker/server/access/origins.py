@@ -29,7 +29,7 @@ class Origins:
         self._allowed = frozenset(origin.encode("latin-1", "replace") for origin in allowed)
         self._hosts = frozenset(host.lower() for host in hosts)
         self._any_name = not hosts and not only_this_machine
-        self._known: set[bytes] = set()
+        self._accepted_hosts: set[bytes] = set()
 
     def check(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Raise FORBIDDEN for a call of another site's page. headers: names in lower case."""
@@ -49,7 +49,7 @@ class Origins:
                 FaultKind.FORBIDDEN,
                 f"pages of {whose!r} may not call this server; set API keys, or allow them (auth.origins)",
             )
-        if not self._any_name and host and host not in self._known:
+        if not self._any_name and host and host not in self._accepted_hosts:
             self._check_host(host)
 
     def _check_host(self, host: bytes) -> None:
@@ -59,8 +59,8 @@ class Origins:
                 FaultKind.FORBIDDEN,
                 f"this server does not go by the name {name[:64]!r}; call it by its address, or add the name to hosts",
             )
-        if len(self._known) < 64:  # a limit, because clients choose these names
-            self._known.add(host)
+        if len(self._accepted_hosts) < 64:  # a limit, because clients choose these names
+            self._accepted_hosts.add(host)
 
 
 def _name_in(host: bytes) -> str:

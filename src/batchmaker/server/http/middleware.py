@@ -122,10 +122,14 @@ class CallMiddleware:
         level = logging.WARNING if call.status >= 500 else logging.INFO
         client = call.scope.get("client")
         detail = {
-            "request_id": call.request_id, "method": call.scope["method"], "path": call.scope["path"],
-            "status": call.status, "ms": round(1e3 * seconds, 3), "client": client[0] if client else "",
+            "request_id": call.request_id,
+            "method": call.scope["method"],
+            "path": call.scope["path"],
+            "status": call.status,
+            "ms": round(1e3 * seconds, 3),
+            "client": client[0] if client else "",
             "caller": call.caller,
-        }  # fmt: skip
+        }
         _LOG.log(level, "call", extra=detail)
 
 

@@ -192,9 +192,13 @@ class LimitedProtocol(HttpToolsProtocol):
         transport = cast(JoinedWrites, self.transport)
         transport.write(STATUS_LINE[101] + b"connection: upgrade\r\nupgrade: %s\r\n\r\n" % PROTOCOL)
         shared = SharedConnection(
-            self.app, cast(Scope, self.scope), transport, self.server_state, self._limits.max_head_bytes,
+            self.app,
+            cast(Scope, self.scope),
+            transport,
+            self.server_state,
+            self._limits.max_head_bytes,
             lambda: self._open_connections.closed(self),
-        )  # fmt: skip
+        )
         transport.set_protocol(shared)
 
     def _refuse_call(self, answer: bytes) -> None:

@@ -83,7 +83,7 @@ class FrameReader(Generic[_Message]):
     def feed(self, data: bytes) -> list[_Message]:
         """Return the messages that are complete now. ValueError for what is no message, or too long a one."""
         self._rest += data
-        found: list[_Message] = []
+        messages: list[_Message] = []
         at = 0
         with memoryview(self._rest) as view:
             while len(view) >= at + _LENGTH_BYTES:
@@ -93,10 +93,10 @@ class FrameReader(Generic[_Message]):
                     raise ValueError(f"a message of {end - begin} bytes; at most {self._most_bytes} are taken")
                 if end > len(view):
                     break
-                found.append(self._decoder.decode(view[begin:end]))  # DecodeError is a ValueError
+                messages.append(self._decoder.decode(view[begin:end]))  # DecodeError is a ValueError
                 at = end
         del self._rest[:at]
-        return found
+        return messages
 
 
 @final
@@ -108,9 +108,14 @@ class SharedConnection(asyncio.Protocol):
     """
 
     def __init__(
-        self, app: ASGIApp, scope: Scope, transport: JoinedWrites, state: Any, most_head_bytes: int,
+        self,
+        app: ASGIApp,
+        scope: Scope,
+        transport: JoinedWrites,
+        state: Any,
+        most_head_bytes: int,
         on_lost: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._app = app
         self._transport = transport
         transport.most_parts = MOST_JOINED

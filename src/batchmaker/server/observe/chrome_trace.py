@@ -83,6 +83,12 @@ def _span(
     name: str, category: str, process: int, thread: int, begin_s: float, end_s: float, detail: dict[str, Any]
 ) -> dict[str, Any]:
     return {
-        "name": name, "cat": category, "ph": "X", "pid": process, "tid": thread, "ts": round(1e6 * begin_s, 1),
-        "dur": round(1e6 * (end_s - begin_s), 1), "args": detail,
-    }  # fmt: skip
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "pid": process,
+        "tid": thread,
+        "ts": round(1e6 * begin_s, 1),
+        "dur": round(1e6 * (end_s - begin_s), 1),
+        "args": detail,
+    }

@@ -133,13 +133,13 @@ def live_view(
 
 def _sampled(steps: Sequence[StepSeen], tick_s: float, places: Mapping[str, int]) -> list[SampledStep]:
     """Return the steps that were running at a tick. The chance of a short step is proportional to its time."""
-    found: list[SampledStep] = []
+    samples: list[SampledStep] = []
     for step in steps:
         first, last = int(step.begin_s / tick_s) + 1, int(step.end_s / tick_s)
         if first <= last:
             requests = step.requests
-            found.append(SampledStep(first, last, places[step.cell], len(requests), step.padded, requests[:MAX_ROWS]))
-    return found
+            samples.append(SampledStep(first, last, places[step.cell], len(requests), step.padded, requests[:MAX_ROWS]))
+    return samples
 
 
 def _in_numbers(stretch: Stretch) -> Told:

@@ -140,8 +140,8 @@ class RpcCall:
         assert self._stream is not None
         self._stream.refuse(ServiceError(FaultKind.UNAVAILABLE, "ended to make room for others; call again", 1.0))
 
-    def taken(self, size: int) -> HeldBytes:
-        """Return the count of a message's bytes, to be released. Those not taken count until the call ends."""
+    def hold(self, size: int) -> HeldBytes:
+        """Return the count of a message's bytes, to be released. Those not held here count until the call ends."""
         assert self._stream is not None
         return self._stream.held.part(size + _PREFIX_BYTES)
 
@@ -323,9 +323,14 @@ class RpcHandlers:
 
     def _log(self, call: RpcCall, seconds: float, level: int) -> None:
         detail = {
-            "request_id": call.request_id, "method": "gRPC", "path": f"/{self.service.name}/{call.method}",
-            "status": _code(call).name, "ms": round(1e3 * seconds, 3), "client": call.client, "caller": call.caller,
-        }  # fmt: skip
+            "request_id": call.request_id,
+            "method": "gRPC",
+            "path": f"/{self.service.name}/{call.method}",
+            "status": _code(call).name,
+            "ms": round(1e3 * seconds, 3),
+            "client": call.client,
+            "caller": call.caller,
+        }
         _LOG.log(level, "call", extra=detail)
 
 

@@ -48,8 +48,8 @@ def health_methods(handlers: RpcHandlers, ready: Callable[[], bool], limits: Lim
             return None
         return _SERVING if ready() else _NOT_SERVING
 
-    async def check(asked: Any, call: RpcCall) -> dict[str, Any]:
-        state = state_of(asked.service)
+    async def check(request: Any, call: RpcCall) -> dict[str, Any]:
+        state = state_of(request.service)
         if state is None:
             raise ServiceError(FaultKind.NOT_FOUND, f'known are the server ("") and {SERVICE}')
         return {"status": state}
@@ -57,12 +57,12 @@ def health_methods(handlers: RpcHandlers, ready: Callable[[], bool], limits: Lim
     async def watch(call: RpcCall) -> None:
         """Send the state, and again whenever it changes, until the client goes."""
         data = await call.read(limits.body_seconds)
-        asked = decode("WatchRequest", data or b"", _MESSAGES)
+        request = decode("WatchRequest", data or b"", _MESSAGES)
         call.idle()
         last = None
         with seen:
             while True:
-                state = state_of(asked.service)
+                state = state_of(request.service)
                 now, changed = _SERVICE_UNKNOWN if state is None else state, seen.changed
                 if now != last:
                     last = now

@@ -39,55 +39,55 @@ class EngineAnswers:
         """Count one stream as open. UNAVAILABLE if the server was told to stop."""
         return self._service.conversation()
 
-    async def whole(self, asked: Any, call: RpcCall) -> Any:
+    async def whole(self, message: Any, call: RpcCall) -> Any:
         """Return the whole answer. Raises ServiceError."""
-        request, named = self._read(asked, call), (asked.model_name, asked.model_version)
+        request, named = self._read(message, call), (message.model_name, message.model_version)
         return write_infer(await self._service.infer(*named, request, call.sender, goes_on=call.is_stream))
 
-    async def parts(self, asked: Any, call: RpcCall) -> AsyncGenerator[Any, None]:
+    async def parts(self, message: Any, call: RpcCall) -> AsyncGenerator[Any, None]:
         """Yield the values as they are computed. Raises ServiceError."""
-        request, named = self._read(asked, call), (asked.model_name, asked.model_version)
+        request, named = self._read(message, call), (message.model_name, message.model_version)
         parts = self._service.stream(*named, request, call.sender, goes_on=call.is_stream)
         async with aclosing(parts):  # type: ignore[type-var]
             async for part in parts:
                 yield write_infer(part)
 
-    def _read(self, asked: Any, call: RpcCall) -> InferRequest:
+    def _read(self, message: Any, call: RpcCall) -> InferRequest:
         try:
-            return read_infer(asked, self._service.limits, call.remaining_s)
+            return read_infer(message, self._service.limits, call.remaining_s)
         except ServiceError as fault:
-            named, parameters = (asked.model_name, asked.model_version), parameters_of(asked.parameters)
+            named, parameters = (message.model_name, message.model_version), parameters_of(message.parameters)
             raise self._service.refused(*named, parameters, call.sender, fault) from fault.__cause__
 
 
 def _describing(site: Site) -> dict[str, Answer]:
     repository = site.service.repository
 
-    async def live(asked: Any, call: RpcCall) -> dict[str, Any]:
+    async def live(message: Any, call: RpcCall) -> dict[str, Any]:
         return {"live": True}
 
-    async def ready(asked: Any, call: RpcCall) -> dict[str, Any]:
+    async def ready(message: Any, call: RpcCall) -> dict[str, Any]:
         return {"ready": site.service.ready}
 
-    async def model_ready(asked: Any, call: RpcCall) -> dict[str, Any]:
+    async def model_ready(message: Any, call: RpcCall) -> dict[str, Any]:
         try:
-            served = repository.get(asked.name, asked.version)
+            served = repository.get(message.name, message.version)
         except ServiceError:
             return {"ready": False}
         return {"ready": site.service.takes(served)}
 
-    async def server(asked: Any, call: RpcCall) -> dict[str, Any]:
+    async def server(message: Any, call: RpcCall) -> dict[str, Any]:
         return {**server_metadata(), "extensions": [name for name in EXTENSIONS if name not in _HTTP_ONLY]}
 
-    async def metadata(asked: Any, call: RpcCall) -> dict[str, Any]:
-        served = repository.get(asked.name, asked.version)
+    async def metadata(message: Any, call: RpcCall) -> dict[str, Any]:
+        served = repository.get(message.name, message.version)
         return model_metadata(served, repository.versions(served.name))
 
-    async def config(asked: Any, call: RpcCall) -> dict[str, Any]:
-        return {"config": model_config(repository.get(asked.name, asked.version))}
+    async def config(message: Any, call: RpcCall) -> dict[str, Any]:
+        return {"config": model_config(repository.get(message.name, message.version))}
 
-    async def statistics(asked: Any, call: RpcCall) -> dict[str, Any]:
-        models = [repository.get(asked.name, asked.version)] if asked.name else repository.models()
+    async def statistics(message: Any, call: RpcCall) -> dict[str, Any]:
+        models = [repository.get(message.name, message.version)] if message.name else repository.models()
         return {"model_stats": [model_statistics(model) for model in models]}
 
     return {
@@ -104,29 +104,29 @@ def _describing(site: Site) -> dict[str, Answer]:
 def _repository(site: Site) -> dict[str, Answer]:
     repository = site.service.repository
 
-    def check(asked: Any) -> None:
-        if asked.repository_name:
+    def check(message: Any) -> None:
+        if message.repository_name:
             raise ServiceError(FaultKind.UNSUPPORTED, "there is one repository; leave repository_name empty")
 
-    async def index(asked: Any, call: RpcCall) -> dict[str, Any]:
-        check(asked)
-        return {"models": [asdict(line) for line in await repository.index(ready_only=asked.ready)]}
+    async def index(message: Any, call: RpcCall) -> dict[str, Any]:
+        check(message)
+        return {"models": [asdict(line) for line in await repository.index(ready_only=message.ready)]}
 
-    async def load(asked: Any, call: RpcCall) -> dict[str, Any]:
+    async def load(message: Any, call: RpcCall) -> dict[str, Any]:
         """Load a model of the server's own sources. UNSUPPORTED with parameters; FORBIDDEN for keys that may not."""
-        check(asked)
+        check(message)
         site.keys.check_control(call.caller)
-        if asked.parameters:
+        if message.parameters:
             raise ServiceError(
                 FaultKind.UNSUPPORTED, "load takes no parameters: models are those of the server's own sources"
             )
-        await repository.load(asked.model_name)
+        await repository.load(message.model_name)
         return {}
 
-    async def unload(asked: Any, call: RpcCall) -> dict[str, Any]:
-        check(asked)
+    async def unload(message: Any, call: RpcCall) -> dict[str, Any]:
+        check(message)
         site.keys.check_control(call.caller)
-        await repository.unload(asked.model_name)
+        await repository.unload(message.model_name)
         return {}
 
     return {"RepositoryIndex": index, "RepositoryModelLoad": load, "RepositoryModelUnload": unload}

@@ -22,10 +22,10 @@ class StreamAnswers(Protocol):
     def conversation(self) -> AbstractContextManager[None]:
         """Count one stream as open. UNAVAILABLE if no new ones are taken."""
 
-    async def whole(self, asked: Any, call: RpcCall) -> Any:
+    async def whole(self, message: Any, call: RpcCall) -> Any:
         """Return the whole answer. Raises ServiceError."""
 
-    def parts(self, asked: Any, call: RpcCall) -> AsyncGenerator[Any, None]:
+    def parts(self, message: Any, call: RpcCall) -> AsyncGenerator[Any, None]:
         """Yield the values as they are computed. Raises ServiceError. Closing the iterator gives the request up."""
 
 
@@ -92,15 +92,15 @@ class InferStream:
         answered.set()
         first = True  # the call's key was checked at its beginning
         while (data := await self._read()) is not None:
-            asked = decode("ModelInferRequest", data)
-            held = self._call.taken(len(data))
+            request = decode("ModelInferRequest", data)
+            held = self._call.hold(len(data))
             self._held += held.size
             before = answered
-            if _in_parts(asked):
-                tasks.create_task(self._answer(asked, held, first, None, asyncio.Event()))
+            if _in_parts(request):
+                tasks.create_task(self._answer(request, held, first, None, asyncio.Event()))
             else:
                 answered = asyncio.Event()
-                tasks.create_task(self._answer(asked, held, first, before, answered))
+                tasks.create_task(self._answer(request, held, first, before, answered))
             first = False
 
     async def _read(self) -> bytes | None:
@@ -117,19 +117,19 @@ class InferStream:
         return data
 
     async def _answer(
-        self, asked: Any, held: HeldBytes, first: bool, before: asyncio.Event | None, answered: asyncio.Event
+        self, request: Any, held: HeldBytes, first: bool, before: asyncio.Event | None, answered: asyncio.Event
     ) -> None:
         """Answer one request: in parts, or as a whole after `before`. `answered` is set at the end in any case."""
-        part = self._part_of(asked)
+        part = self._part_of(request)
         try:
             if part is not None and part.is_broken:
                 raise invalid(_BROKEN)
             if not first:
                 self._access.keys.caller(self._call.key)
             if before is None:
-                await self._send_parts(asked)
+                await self._send_parts(request)
             else:
-                await self._send_whole(asked, before)
+                await self._send_whole(request, before)
         except ServiceError as fault:
             if part is not None:
                 part.is_broken = True
@@ -137,7 +137,7 @@ class InferStream:
                 raise
             if before is not None:
                 await before.wait()
-            await self._send_fault(asked, fault)
+            await self._send_fault(request, fault)
         finally:
             answered.set()
             self._release(held)
@@ -152,13 +152,13 @@ class InferStream:
         if not self._num_open:
             self._call.idle()
 
-    def _part_of(self, asked: Any) -> _Part | None:
+    def _part_of(self, request: Any) -> _Part | None:
         """Return the part of a sequence that the next request belongs to; None outside sequences."""
-        parameters = parameters_of(asked.parameters) if asked.parameters else {}
+        parameters = parameters_of(request.parameters) if request.parameters else {}
         name = named_sequence(parameters)
         if name is None:
             return None
-        key = (asked.model_name, asked.model_version, name)
+        key = (request.model_name, request.model_version, name)
         part = None if parameters.get("sequence_start") else self._parts.pop(key, None)
         part = part or _Part()
         if not parameters.get("sequence_end") or part.is_broken:
@@ -167,19 +167,19 @@ class InferStream:
                 del self._parts[next(iter(self._parts))]
         return part
 
-    async def _send_whole(self, asked: Any, before: asyncio.Event) -> None:
-        response = await self._answers.whole(asked, self._call)
+    async def _send_whole(self, request: Any, before: asyncio.Event) -> None:
+        response = await self._answers.whole(request, self._call)
         await before.wait()
         await self._send(response, final=True)
 
-    async def _send_parts(self, asked: Any) -> None:
-        async with aclosing(self._answers.parts(asked, self._call)) as parts:
+    async def _send_parts(self, request: Any) -> None:
+        async with aclosing(self._answers.parts(request, self._call)) as parts:
             async for part in parts:
                 await self._send(part, final=False)
-        await self._send(_empty(asked), final=True)
+        await self._send(_empty(request), final=True)
 
-    async def _send_fault(self, asked: Any, fault: ServiceError) -> None:
-        await self._send(_empty(asked), final=True, error=str(fault))
+    async def _send_fault(self, request: Any, fault: ServiceError) -> None:
+        await self._send(_empty(request), final=True, error=str(fault))
 
     async def _send(self, response: Any, *, final: bool, error: str = "") -> None:
         response.parameters[FINAL].bool_param = final
@@ -188,10 +188,12 @@ class InferStream:
             await self._call.write(message.SerializeToString(), self._limits.write_seconds)
 
 
-def _in_parts(asked: Any) -> bool:
-    return PARTS in asked.parameters and bool(asked.parameters[PARTS].bool_param)
+def _in_parts(request: Any) -> bool:
+    return PARTS in request.parameters and bool(request.parameters[PARTS].bool_param)
 
 
-def _empty(asked: Any) -> Any:
+def _empty(request: Any) -> Any:
     """Return a response without outputs."""
-    return MESSAGES["ModelInferResponse"](model_name=asked.model_name, model_version=asked.model_version, id=asked.id)
+    return MESSAGES["ModelInferResponse"](
+        model_name=request.model_name, model_version=request.model_version, id=request.id
+    )

@@ -156,12 +156,12 @@ class EnginePort:
 
 def _chunk(sequence: Sequence, request: Any, options: CallOptions, *, stream: bool) -> Answer:
     """Submit a chunk. request: None for an end, or a reset, without one."""
-    asked = options.chunk
-    if asked is not None and asked.reset:
+    chunk = options.chunk
+    if chunk is not None and chunk.reset:
         sequence.reset()
-    if request is None and asked is not None and not asked.end:
+    if request is None and chunk is not None and not chunk.end:
         return sequence.settled()
-    if asked is not None and asked.end:
+    if chunk is not None and chunk.end:
         return sequence.finish(request, deadline_ms=options.deadline_ms, stream=stream)
     return sequence.submit(request, deadline_ms=options.deadline_ms, stream=stream)
 

@@ -49,7 +49,7 @@ class IndexLine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FoundModel:
     """A model in a source. chosen: the versions to serve."""
 
     chosen: Versions
@@ -69,7 +69,7 @@ class _Scan:
     What an unread source had is neither here nor gone: nobody knows.
     """
 
-    found: dict[str, _Found]
+    models: dict[str, _FoundModel]
     clashes: set[str]
     unread: list[str]
 
@@ -92,7 +92,7 @@ class Repository:
 
     def _scan(self) -> _Scan:
         """Return what is in the sources. One that cannot be read, because it is gone, leaves the others as they are."""
-        found: dict[str, _Found] = {}
+        by_name: dict[str, _FoundModel] = {}
         clashes: set[str] = set()
         unread: list[str] = []
         for entry in self._entries:
@@ -103,11 +103,11 @@ class Repository:
                 _LOG.warning("models cannot be read", extra={"error": str(error)})
                 continue
             for name, versions in models.items():
-                if name in found:
+                if name in by_name:
                     clashes.add(name)
                 elif versions:
-                    found[name] = _Found(self._chosen(versions), versions, entry.options)
-        return _Scan({name: one for name, one in found.items() if name not in clashes}, clashes, unread)
+                    by_name[name] = _FoundModel(self._chosen(versions), versions, entry.options)
+        return _Scan({name: one for name, one in by_name.items() if name not in clashes}, clashes, unread)
 
     def _chosen(self, versions: Versions) -> Versions:
         newest = max(versions, key=int)
@@ -120,7 +120,7 @@ class Repository:
             raise OptionError(_clash(min(scan.clashes)))
         if scan.unread:
             raise OptionError(f"models cannot be read: {scan.unread[0]}")
-        for name, one in scan.found.items():
+        for name, one in scan.models.items():
             await self._load(name, one)
 
     async def load(self, name: str) -> None:
@@ -128,10 +128,10 @@ class Repository:
         scan = await asyncio.to_thread(self._scan)
         if name in scan.clashes:
             raise ServiceError(FaultKind.INVALID, _clash(name))
-        if name not in scan.found:
+        if name not in scan.models:
             raise ServiceError(FaultKind.NOT_FOUND, f"there is no model {name[:128]!r} in the repository")
         try:
-            await self._load(name, scan.found[name])
+            await self._load(name, scan.models[name])
         except BatchmakerError as error:
             _LOG.error("model cannot be loaded", extra={"model": name, "error": str(error)})
             raise ServiceError(
@@ -149,10 +149,10 @@ class Repository:
         all_loaded = not scan.clashes and not scan.unread
         for name in scan.clashes:
             _LOG.error("model cannot be loaded", extra={"model": name, "error": _clash(name)})
-        gone = [name for name in self._served if self._served[name] and name not in {*scan.found, *scan.clashes}]
+        gone = [name for name in self._served if self._served[name] and name not in {*scan.models, *scan.clashes}]
         for name in gone if not scan.unread else ():
             await self.unload(name)
-        for name, one in scan.found.items():
+        for name, one in scan.models.items():
             if self._served.get(name) and self._loaded.get(name) == one.stamp:
                 continue
             try:
@@ -162,8 +162,8 @@ class Repository:
                 _LOG.error("model cannot be loaded", extra={"model": name, "error": str(error)})
         return all_loaded
 
-    async def _load(self, name: str, found: _Found) -> None:
-        chosen, options = found.chosen, found.options
+    async def _load(self, name: str, model: _FoundModel) -> None:
+        chosen, options = model.chosen, model.options
         async with self._locks.setdefault(name, asyncio.Lock()):
             fresh: dict[str, ServedModel] = {}
             for version, source in chosen.items():
@@ -177,7 +177,7 @@ class Repository:
                     await _close_all(fresh, 0.0, StopCause.UNLOADED)
                     raise
             old, self._served[name] = self._served.get(name, {}), fresh
-            self._loaded[name] = found.stamp
+            self._loaded[name] = model.stamp
             for version in old:
                 self._states[name, version] = ("UNAVAILABLE", "unloaded")
             for version in fresh:
@@ -257,7 +257,7 @@ class Repository:
         lines = {key: IndexLine(*key, *state) for key, state in self._states.items()}
         if not ready_only:
             scan = await asyncio.to_thread(self._scan)
-            for name, one in scan.found.items():
+            for name, one in scan.models.items():
                 for version in one.versions:
                     lines.setdefault((name, version), IndexLine(name, version, "UNAVAILABLE", "not loaded"))
             for name in scan.clashes:

@@ -79,10 +79,10 @@ class TakenChunk:
 
 
 class Wording(NamedTuple):
-    """What clients are told. ended: with the error that ends a sequence. known: of a chunk that names its own."""
+    """What clients are told. ended: with the error that ends a sequence. identity: of a chunk that names its own."""
 
     ended: str
-    known: str
+    identity: str
 
 
 ONE_SEQUENCE: Final = Wording("the sequence has ended with it: connect anew", "the connection is the sequence")
@@ -106,7 +106,7 @@ class ConnectedSequence:
     def check(self, options: CallOptions) -> None:
         """Raise INVALID for a chunk that names a sequence."""
         if options.chunk is not None:
-            raise invalid(f"{self._wording.known}: leave out sequence_id, sequence_start and sequence_end")
+            raise invalid(f"{self._wording.identity}: leave out sequence_id, sequence_start and sequence_end")
 
     def refused(self, fault: ServiceError) -> ServiceError:
         """End the sequence, for a chunk that the engine does not get; return what its client is told."""
@@ -165,7 +165,7 @@ class OpenSequences:
         self._port = port
         self._limits = limits
         self._named: dict[_Key, _Held] = {}
-        self._known: OrderedDict[tuple[str, _Key], _Held] = OrderedDict()  # by connection; the oldest first
+        self._last_used: OrderedDict[tuple[str, _Key], _Held] = OrderedDict()  # by connection; the oldest first
         self._connected: dict[Sequence, tuple[str, str]] = {}  # the owners of those without names
         self._sweep_at = 64
         self.stopping = False
@@ -207,17 +207,17 @@ class OpenSequences:
             return None
         self.check_kept("leave sequence_id out")
         key = (sender.owner, chunk.name)
-        held, known = self._open(key), self._known.get((sender.connection, key))
+        held, previous = self._open(key), self._last_used.get((sender.connection, key))
         if chunk.start:
-            if held is not None and known is not held:
+            if held is not None and previous is not held:
                 held.disputed = True
                 self._remember((sender.connection, key), _Held(held.sequence))  # not the one that is open
                 raise self._conflict(chunk.name, sender)
             held = self._begin(key, sender, options.priority, chunk.state)
         elif held is None:
-            raise self._not_open(chunk.name, known)
-        elif not _may_go_on(held, known):
-            raise self._conflict(chunk.name, sender) if held.disputed else self._not_open(chunk.name, known)
+            raise self._not_open(chunk.name, previous)
+        elif not _may_go_on(held, previous):
+            raise self._conflict(chunk.name, sender) if held.disputed else self._not_open(chunk.name, previous)
         self._remember((sender.connection, key), held)
         if chunk.end:
             self._forget(key, held)
@@ -238,8 +238,8 @@ class OpenSequences:
         if name is None:
             return fault
         key = (sender.owner, name)
-        held, known = self._open(key), self._known.get((sender.connection, key))
-        if held is None or not _may_go_on(held, known):
+        held, previous = self._open(key), self._last_used.get((sender.connection, key))
+        if held is None or not _may_go_on(held, previous):
             return fault
         held.sequence.close(failed=not self.stopping, stopped=self.stopping)
         self._forget(key, held)
@@ -317,14 +317,14 @@ class OpenSequences:
             self._sweep_at = max(64, 2 * len(self._named))
 
     def _remember(self, place: tuple[str, _Key], held: _Held) -> None:
-        self._known[place] = held
-        self._known.move_to_end(place)
-        if len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
+        self._last_used[place] = held
+        self._last_used.move_to_end(place)
+        if len(self._last_used) > _MOST_KNOWN:
+            self._last_used.popitem(last=False)
 
-    def _not_open(self, name: SequenceName, known: _Held | None) -> ServiceError:
-        if known is not None:
-            known.end_is_known = True
+    def _not_open(self, name: SequenceName, previous: _Held | None) -> ServiceError:
+        if previous is not None:
+            previous.end_is_known = True
         return invalid(
             f"sequence {name!r} is not open: it was not begun, or it has ended, or nothing came for "
             f"{self._limits.sequence_idle_seconds:g} seconds. Send sequence_start with its first request"
@@ -340,9 +340,9 @@ class OpenSequences:
         )
 
 
-def _may_go_on(held: _Held, known: _Held | None) -> bool:
-    """Whether a connection goes on with an open sequence. known: that of the same name that it used last."""
-    return known is held or (not held.disputed and (known is None or known.end_is_known))
+def _may_go_on(held: _Held, previous: _Held | None) -> bool:
+    """Whether a connection goes on with an open sequence. previous: the one of that name that it used last."""
+    return previous is held or (not held.disputed and (previous is None or previous.end_is_known))
 
 
 def _begin_anew(name: SequenceName) -> str:

@@ -101,10 +101,13 @@ class ServedModel:
             logging.DEBUG if as_asked else logging.INFO,
             "sequence ended",
             extra={
-                "model": self.name, "client": sender.client, "why": cause or ended.said,
-                "chunks": ended.num_chunks, "seconds": round(ended.lasted_s, 3),
+                "model": self.name,
+                "client": sender.client,
+                "why": cause or ended.said,
+                "chunks": ended.num_chunks,
+                "seconds": round(ended.lasted_s, 3),
             },
-        )  # fmt: skip
+        )
 
     def _stepped(self, step: StepSeen) -> None:
         self.statistics.note_step(step)
@@ -203,12 +206,12 @@ class ServedModel:
 
     def chunk_form(self, query: Mapping[str, str], *, nulls: bool) -> ChunkForm:
         """Return the form of a connection's chunks, the same for all with this query. Raises as ChunkForm does."""
-        asked = tuple(query.items())
-        form = self._forms.get(asked)
+        key = tuple(query.items())
+        form = self._forms.get(key)
         if form is None:
             form = ChunkForm(self.signature, query, self._limits, nulls=nulls)
             if len(self._forms) < _MOST_FORMS:
-                self._forms[asked] = form
+                self._forms[key] = form
         return form
 
     def values_of(self, write: Callable[[Any], bytes], result: Any) -> bytes:

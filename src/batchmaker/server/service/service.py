@@ -121,10 +121,10 @@ class Service:
 
     def transcriber(self, model: str) -> Transcriber:
         """Return how a model writes what it hears. NOT_FOUND if there is none of the name, INVALID if it does not."""
-        found = self.repository.get(model, None).transcriber
-        if found is None:
+        transcriber = self.repository.get(model, None).transcriber
+        if transcriber is None:
             raise invalid(f"the model {model[:64]!r} writes nothing that it hears: it has no serving_transcriptions()")
-        return found
+        return transcriber
 
     async def infer(
         self,

@@ -50,7 +50,7 @@ class Transcript:
         self._transcriber = transcriber
         self._sequence = sequence
         self._parameters = parameters or {}
-        self._kept = _NOTHING  # less than a row
+        self._remainder = _NOTHING  # less than a row
         self._growing = None if transcriber.said.decode is None else GrowingText(transcriber.said.decode)
         self._texts: list[str] = []
         self._resampler: Resampler | None = None
@@ -82,7 +82,7 @@ class Transcript:
         self.num_samples += len(data) // width
         at = 0
         while at < len(data):
-            end = at + (size - len(self._kept)) * width
+            end = at + (size - len(self._remainder)) * width
             samples, at = audio.samples(data[at:end], encoding), end
             yield from self._rows(samples if self._resampler is None else self._resampler.feed(samples))
 
@@ -90,17 +90,17 @@ class Transcript:
         """Yield what is left: the last row is filled with silence."""
         if self._resampler is not None:
             yield from self._rows(self._resampler.rest())
-        if len(self._kept):
+        if len(self._remainder):
             row = np.zeros(self._transcriber.row, np.float32)
-            row[: len(self._kept)], self._kept = self._kept, _NOTHING
+            row[: len(self._remainder)], self._remainder = self._remainder, _NOTHING
             yield row
 
     def _rows(self, samples: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
         """Yield what is kept and these samples in whole rows, a chunk at most at a time; keep the rest."""
-        samples = np.concatenate([self._kept, samples]) if len(self._kept) else samples
+        samples = np.concatenate([self._remainder, samples]) if len(self._remainder) else samples
         size, row = self._transcriber.chunk_size, self._transcriber.row
         whole = len(samples) // row * row
-        self._kept = samples[whole:].copy()
+        self._remainder = samples[whole:].copy()
         for at in range(0, whole, size):
             yield samples[at : min(at + size, whole)]
 

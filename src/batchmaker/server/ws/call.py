@@ -36,9 +36,13 @@ class SocketCall:
     """
 
     def __init__(
-        self, app: ASGIApp, site: SocketSite, transport: asyncio.Transport, scope: Scope,
+        self,
+        app: ASGIApp,
+        site: SocketSite,
+        transport: asyncio.Transport,
+        scope: Scope,
         on_lost: Callable[[SocketProtocol], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """scope: of the request for a WebSocket, with its headers; `target` is added by `begin`."""
         self._app = app
         self._site = site
@@ -201,8 +205,8 @@ def _answer(method: str, target: bytes, headers: RawHeaders) -> Headers | bytes:
         return _refusal(405, "a WebSocket begins with GET")
     if any(len(value) > _MOST_VALUE_BYTES for _, value in headers):
         return _refusal(431, "a header of the request for a WebSocket is too long")
-    asked = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
-    answer = ServerProtocol().accept(Request(target.decode("latin-1"), asked))
+    request_headers = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
+    answer = ServerProtocol().accept(Request(target.decode("latin-1"), request_headers))
     if answer.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
         more = [(b"sec-websocket-version", b"13")] if answer.status_code == http.HTTPStatus.UPGRADE_REQUIRED else []
         return _refusal(answer.status_code, "the request for a WebSocket is malformed", more)

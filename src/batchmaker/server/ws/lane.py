@@ -78,9 +78,14 @@ class Lane:
     __slots__ = ("_chunks", "_form", "_held", "_served", "has_failed", "is_finished", "number", "owner", "sequence")
 
     def __init__(
-        self, served: ServedModel, sequence: ConnectedSequence, form: ChunkForm, held: HeldBytes, owner: LaneOwner,
+        self,
+        served: ServedModel,
+        sequence: ConnectedSequence,
+        form: ChunkForm,
+        held: HeldBytes,
+        owner: LaneOwner,
         number: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._served = served
         self._form = form
         self._held = held

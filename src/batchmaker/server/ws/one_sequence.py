@@ -54,7 +54,7 @@ class ChunkSocket:
 
     __slots__ = (
         "_form", "_has_ended", "_is_new", "_lane", "_quiet_since_s", "_room", "_sender", "_served", "_site",
-        "_socket", "_stopping", "_taken",
+        "_socket", "_stopping", "_waiting_message",
     )  # fmt: skip
 
     def __init__(
@@ -77,7 +77,7 @@ class ChunkSocket:
         self._room = ChunkRoom(site, key, sender.client)
         self._lane = Lane(served, sequence, form, self._room.held, self)
         self._is_new = True  # nothing has come yet
-        self._taken: bytes | str | None = None  # what has come, and for which there is no room yet
+        self._waiting_message: bytes | str | None = None  # what has come, and for which there is no room yet
         self._stopping = False
         self._has_ended = False
         self._quiet_since_s = get_running_loop().time()
@@ -90,7 +90,7 @@ class ChunkSocket:
         """Whether a chunk is taken now. See Conversation."""
         lane = self._lane
         return (
-            self._taken is None
+            self._waiting_message is None
             and not self._stopping
             and lane.num_waiting < self._site.service.limits.max_chunks_ahead
             and lane.sequence.is_open
@@ -101,14 +101,14 @@ class ChunkSocket:
         size = len(message)
         try:
             if not self._room.enter(size):
-                self._taken = message
+                self._waiting_message = message
                 self._socket.plan(self._room.retry_s)
                 return
         except ServiceError as fault:
-            self._taken = None
+            self._waiting_message = None
             self._lane.refuse(0, fault)
         else:
-            self._taken = None
+            self._waiting_message = None
             if not isinstance(message, str) or not self._is_control(message):
                 self._lane.take(message)
             self._is_new = False
@@ -177,8 +177,8 @@ class ChunkSocket:
                 self._close(stopping(self._served) if self._stopping else _FAILED)
             return
         self._quiet_since_s = get_running_loop().time()
-        if self._taken is not None:  # there may be room now
-            self.received(self._taken)
+        if self._waiting_message is not None:  # there may be room now
+            self.received(self._waiting_message)
         self._end_if_stopped()
         if not self._has_ended:
             self._socket.go_on()
@@ -188,9 +188,9 @@ class ChunkSocket:
     def look(self, now_s: float) -> float | None:
         """Close after too long without a chunk; try again what had no room. See Conversation."""
         idle_s = self._site.service.limits.sequence_idle_seconds + AFTER_ENGINE_S
-        if self._taken is not None:
+        if self._waiting_message is not None:
             if self._room.retry_s <= now_s:
-                self.received(self._taken)
+                self.received(self._waiting_message)
                 self._socket.go_on()
             return min(self._room.retry_s, now_s + idle_s) if self._waits else now_s + idle_s
         due_s = (now_s if self._lane.num_waiting else self._quiet_since_s) + idle_s
@@ -201,7 +201,7 @@ class ChunkSocket:
 
     @property
     def _waits(self) -> bool:
-        return self._taken is not None
+        return self._waiting_message is not None
 
     def stop(self) -> None:
         """Take no more; answer the chunks already taken, and end."""
@@ -209,7 +209,7 @@ class ChunkSocket:
         self._end_if_stopped()
 
     def _end_if_stopped(self) -> None:
-        if self._stopping and not self._has_ended and not self._lane.num_waiting and self._taken is None:
+        if self._stopping and not self._has_ended and not self._lane.num_waiting and self._waiting_message is None:
             self._close(stopping(self._served))
 
     def lost(self, why: str, code: int) -> None:
@@ -223,7 +223,7 @@ class ChunkSocket:
 
     def _finish(self) -> None:
         self._has_ended = True
-        self._taken = None
+        self._waiting_message = None
         self._served.connected.discard(self.stop)
         self._lane.close(stopped=self._stopping)
         self._room.held.release()

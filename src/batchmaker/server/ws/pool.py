@@ -126,8 +126,8 @@ class SocketPool:
             return
         files = np.array([member.file for member in members], np.int64)
         ends = np.cumsum([len(data) for data in datas])
-        taken = send(files, ends, np.frombuffer(b"".join(datas), np.uint8)).tolist()
-        for member, data, size in zip(members, datas, taken, strict=True):
+        sizes = send(files, ends, np.frombuffer(b"".join(datas), np.uint8)).tolist()
+        for member, data, size in zip(members, datas, sizes, strict=True):
             if size < len(data):
                 member.transport.write(data[max(size, 0) :])
 

@@ -115,9 +115,13 @@ class SocketProtocol(asyncio.Protocol):
     )  # fmt: skip
 
     def __init__(
-        self, site: SocketSite, transport: asyncio.Transport, client: str, conversation: Conversation,
+        self,
+        site: SocketSite,
+        transport: asyncio.Transport,
+        client: str,
+        conversation: Conversation,
         on_lost: Callable[[SocketProtocol], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """client: its address. conversation: what takes messages until `hand_over`. on_lost: called at the end."""
         self._site = site
         self._transport = transport

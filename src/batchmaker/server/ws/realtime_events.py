@@ -54,9 +54,12 @@ class ClearAudio(RealtimeEvent, tag="input_audio_buffer.clear"):
 _Taken = UpdateSession | UpdateTranscriptionSession | AppendAudio | CommitAudio | ClearAudio
 _EVENT: Final = msgspec.json.Decoder(_Taken)
 _TYPES: Final = (
-    "session.update", "transcription_session.update", "input_audio_buffer.append", "input_audio_buffer.commit",
+    "session.update",
+    "transcription_session.update",
+    "input_audio_buffer.append",
+    "input_audio_buffer.commit",
     "input_audio_buffer.clear",
-)  # fmt: skip
+)
 
 
 class _Head(msgspec.Struct):
@@ -155,8 +158,13 @@ def read_change(event: UpdateSession | UpdateTranscriptionSession) -> SessionCha
     """Return the change. INVALID if it is wrong, or asks for what is not implemented."""
     if isinstance(event, UpdateTranscriptionSession):
         beta: _BetaSession = decode_json(_BETA, event.session, ".session")
-        _refuse({"include": beta.include, "turn_detection": beta.turn_detection,
-                 "input_audio_noise_reduction": beta.input_audio_noise_reduction})  # fmt: skip
+        _refuse(
+            {
+                "include": beta.include,
+                "turn_detection": beta.turn_detection,
+                "input_audio_noise_reduction": beta.input_audio_noise_reduction,
+            }
+        )
         model, language = _transcription(beta.input_audio_transcription, "input_audio_transcription")
         return SessionChange(model, language, beta.input_audio_format, None, BETA_FORMATS, True)
     kind = decode_json(_SESSION_HEAD, event.session, ".session").type
@@ -164,8 +172,13 @@ def read_change(event: UpdateSession | UpdateTranscriptionSession) -> SessionCha
         raise invalid(f"a session of type {str(kind)[:32]!r} is not implemented; use type 'transcription'")
     session: _GaSession = decode_json(_GA, event.session, ".session")
     sound = session.audio.input
-    _refuse({"include": session.include, "audio.input.noise_reduction": sound.noise_reduction,
-             "audio.input.turn_detection": sound.turn_detection})  # fmt: skip
+    _refuse(
+        {
+            "include": session.include,
+            "audio.input.noise_reduction": sound.noise_reduction,
+            "audio.input.turn_detection": sound.turn_detection,
+        }
+    )
     model, language = _transcription(sound.transcription, "audio.input.transcription")
     form, rate = (None, None) if sound.format is None else (sound.format.type, sound.format.rate)
     return SessionChange(model, language, form, rate, GA_FORMATS, False)
@@ -206,8 +219,11 @@ class SessionView(NamedTuple):
         if self.encoding is PCM16 and self.rate is not None:
             form["rate"] = self.rate
         sound = {
-            "format": form, "transcription": self._transcription(), "noise_reduction": None, "turn_detection": None,
-        }  # fmt: skip
+            "format": form,
+            "transcription": self._transcription(),
+            "noise_reduction": None,
+            "turn_detection": None,
+        }
         session = {
             "id": self.id,
             "object": "realtime.transcription_session",

@@ -152,27 +152,27 @@ async def _written(service: Service, job: _Job, choice: Continuation, writing: W
 
 async def _pieces(service: Service, job: _Job) -> AsyncGenerator[_Piece, None]:
     """Yield the texts of all choices as they come, each with its end. Closing it gives up what is not written yet."""
-    found: asyncio.Queue[_Piece | BaseException] = asyncio.Queue()
+    queue: asyncio.Queue[_Piece | BaseException] = asyncio.Queue()
 
     async def write(choice: Continuation) -> None:
-        """Put the pieces of one choice into `found` as they come, then its end, or the error that it failed with."""
+        """Put the pieces of one choice into `queue` as they come, then its end, or the error that it failed with."""
         writing = _writing(job)
         if choice.begin:
-            found.put_nowait(_Piece(choice.number, choice.begin))
+            queue.put_nowait(_Piece(choice.number, choice.begin))
         try:
             async with aclosing(_written(service, job, choice, writing)) as texts:
                 async for text in texts:
                     if text:
-                        found.put_nowait(_Piece(choice.number, text))
-            found.put_nowait(_Piece(choice.number, "", writing.finished, writing.num_tokens))
+                        queue.put_nowait(_Piece(choice.number, text))
+            queue.put_nowait(_Piece(choice.number, "", writing.finished, writing.num_tokens))
         except Exception as error:
-            found.put_nowait(error)
+            queue.put_nowait(error)
 
     tasks = [asyncio.ensure_future(write(choice)) for choice in job.choices]
     try:
         num_unfinished = len(tasks)
         while num_unfinished:
-            piece = await found.get()
+            piece = await queue.get()
             if isinstance(piece, BaseException):
                 raise piece
             num_unfinished -= piece.finished is not None

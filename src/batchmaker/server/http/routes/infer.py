@@ -36,9 +36,11 @@ def infer_routes(site: Site) -> list[Route]:
         with site.bodies.holding(sender(request).client) as held:
             body, length = await read(request, held), request.headers.get(HEADER_LENGTH)
             with ending_sequences(request, body, length):
-                asked = await pieces.finish(read_infer(body, length, signature(request), service.limits))
-            response = await unless_gone(request.scope, service.infer(*named_model(request), asked, sender(request)))
-        content, json_length = write_infer(response, asked, nulls=service.nulls)
+                inference = await pieces.finish(read_infer(body, length, signature(request), service.limits))
+            response = await unless_gone(
+                request.scope, service.infer(*named_model(request), inference, sender(request))
+            )
+        content, json_length = write_infer(response, inference, nulls=service.nulls)
         if json_length is None:
             return encoded(content)
         headers = {HEADER_LENGTH: str(json_length)}
@@ -46,16 +48,18 @@ def infer_routes(site: Site) -> list[Route]:
 
     async def generate(request: Request) -> Response:
         with site.bodies.holding(sender(request).client) as held:
-            asked = await read_plain(request, held)
-            response = await unless_gone(request.scope, service.infer(*named_model(request), asked, sender(request)))
+            inference = await read_plain(request, held)
+            response = await unless_gone(
+                request.scope, service.infer(*named_model(request), inference, sender(request))
+            )
         return encoded(write_generate(response, nulls=service.nulls))
 
     async def generate_stream(request: Request) -> Response:
         """Answer plain JSON with events, one for each value. Errors before the first value set the status."""
         with ExitStack() as stack:
             held = stack.enter_context(site.bodies.holding(sender(request).client))
-            asked = await read_plain(request, held)
-            parts = service.stream(*named_model(request), asked, sender(request))
+            inference = await read_plain(request, held)
+            parts = service.stream(*named_model(request), inference, sender(request))
             first = await unless_gone(request.scope, _first(parts))  # its errors can still set the status
             return EventStream(
                 _encoded_parts(first, parts, stack.pop_all(), nulls=service.nulls), service.limits.write_seconds

@@ -58,15 +58,15 @@ class _Listen:
                 await _close(send, farewell, site.service.limits.write_seconds)
 
 
-def _model_in(asked: HTTPConnection) -> str | None:
+def _model_in(connection: HTTPConnection) -> str | None:
     """Return the model that the query names. INVALID for a query that asks for another kind of session."""
-    for name in asked.query_params:
+    for name in connection.query_params:
         if name not in _QUERY:
             raise invalid(str(unknown_name("query parameter", name[:64], _QUERY)))
-    intent = asked.query_params.get("intent", "transcription")
+    intent = connection.query_params.get("intent", "transcription")
     if intent != "transcription":
         raise invalid(f"intent {intent[:32]!r} is not implemented; leave it out, or connect with intent=transcription")
-    return asked.query_params.get("model")
+    return connection.query_params.get("model")
 
 
 async def _close(send: Send, farewell: Farewell, write_seconds: float) -> None:

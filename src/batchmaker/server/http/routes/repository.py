@@ -32,19 +32,19 @@ def repository_routes(site: Site) -> list[Route]:
     """Index, load and unload."""
     repository = site.service.repository
 
-    async def asked(request: Request) -> _Ask:
+    async def read_ask(request: Request) -> _Ask:
         with site.bodies.holding(sender_of(request.scope, site.keys).client) as held:
             body = await held.read(request)
         ask: _Ask = decode_json(_ASK, body) if body.strip() else _Ask()
         return ask
 
     async def index(request: Request) -> Response:
-        ask = await asked(request)
+        ask = await read_ask(request)
         return as_json(await repository.index(ready_only=ask.ready))
 
     async def load(request: Request) -> Response:
         site.keys.check_control(request.state.caller)
-        if (await asked(request)).has_parameters:
+        if (await read_ask(request)).has_parameters:
             raise ServiceError(
                 FaultKind.UNSUPPORTED, "load takes no parameters: models are those of the server's own sources"
             )
@@ -53,7 +53,7 @@ def repository_routes(site: Site) -> list[Route]:
 
     async def unload(request: Request) -> Response:
         site.keys.check_control(request.state.caller)
-        await asked(request)
+        await read_ask(request)
         await repository.unload(request.path_params["model"])
         return as_json({})
 
