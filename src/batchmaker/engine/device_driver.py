@@ -76,7 +76,7 @@ class _Place:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _PlannedRequest:
     """A request that is taken and has no room yet. values: the bytes of its host inputs."""
 
     request: InFlight
@@ -112,7 +112,7 @@ class DeviceDriver:
         self._places: list[_Place] = []
         self._plans: dict[int, tuple[CellGraph, RequestPlan]] = {}
         self._requests: dict[RequestId, InFlight] = {}  # taken and not answered
-        self._waiting: deque[_Waiting] = deque()  # those that were answered meanwhile are passed over
+        self._waiting: deque[_PlannedRequest] = deque()  # those that were answered meanwhile are passed over
         self._running: dict[RequestId, tuple[_Place, int]] = {}
         self._due: list[tuple[float, RequestId]] = []
 
@@ -227,7 +227,7 @@ class DeviceDriver:
             self.settle([(ticket, None, blamed(error, "its data"))])
             return True
         self._requests[ticket.request_id] = request
-        self._waiting.append(_Waiting(request, plan, values))
+        self._waiting.append(_PlannedRequest(request, plan, values))
         if self._give_up_late and ticket.deadline_s is not None:
             heapq.heappush(self._due, (ticket.deadline_s, ticket.request_id))
         return True
