@@ -8,7 +8,9 @@ in the caller's thread and the engine's; what they call in compiled loops is one
 
 from __future__ import annotations
 
+import http.client
 import inspect
+import json
 import math
 import re
 import sys
@@ -20,6 +22,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
+from urllib.parse import urlsplit
 
 import numpy as np
 from torch import nn
@@ -29,6 +32,8 @@ from batchmaker.core import live_streams, scheduler
 from batchmaker.engine import incoming
 from batchmaker.executor import task_steps
 from batchmaker.lab import zoo
+from batchmaker.server.config import Config, ModelEntry
+from batchmaker.server.thread import ServerThread
 
 PACKAGE: Final = Path(bm.__file__).parent
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "architecture.md"
@@ -166,12 +171,35 @@ def chunks() -> Iterator[Figure]:
             sequence.close()
 
 
+def calls() -> Iterator[Figure]:
+    """Measure a call of a server over HTTP, in all threads of the server together."""
+    body = json.dumps({"inputs": [{"name": "input_0", "shape": [25], "datatype": "INT64", "data": [7] * 25}]})
+    options = {"hidden": 16, "max_batch": 256}
+    config = Config(port=0, models=[ModelEntry(source="lstm", options=options, policy=SLOW, workers=1, threads=1)])
+    with whole_tasks() as watch:
+        server = ServerThread(config, {})
+        address = urlsplit(server.start()[0])
+        connection = http.client.HTTPConnection(address.hostname or "", address.port)
+
+        def ask() -> None:
+            connection.request("POST", "/v2/models/lstm/infer", body)
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            answer.read()
+
+        for _ in range(20):
+            ask()
+        yield Figure("one call over HTTP", one := watch.least(ask), one.total())
+        connection.close()
+        server.stop()
+
+
 def table() -> str:
     rows = [
         "| what | Python calls | functions | modules | lines of these functions |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
-    return "\n".join(rows + [figure.row() for figure in (*requests(), *chunks())])
+    return "\n".join(rows + [figure.row() for figure in (*requests(), *chunks(), *calls())])
 
 
 def main() -> None:

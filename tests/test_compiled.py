@@ -149,6 +149,7 @@ for loop in (read, write, read_of_two, add_up, call_part, call_inline):
 """
 
 
+@pytest.mark.slow
 def test_every_kind_of_loop_finds_an_index_beyond_the_end_if_it_is_told_to_check(tmp_path: Path) -> None:
     (tmp_path / "readers.py").write_text(READERS)
     loops = ("read", "write", "read_of_two", "add_up", "call_part", "call_inline")

@@ -112,6 +112,7 @@ NUM_LOOPS: Final = 63
 ALL: Final = ["add", "largest", "shared", "total"]
 
 
+@pytest.mark.slow
 def test_each_loop_is_compiled_once_by_another_process_and_a_second_start_compiles_nothing(place: Place) -> None:
     own = place.start()
     assert sorted(name for name, _ in place.compiled()) == ALL
@@ -120,6 +121,7 @@ def test_each_loop_is_compiled_once_by_another_process_and_a_second_start_compil
     assert len(place.compiled()) == len(ALL)
 
 
+@pytest.mark.slow
 def test_with_one_processor_the_start_compiles_by_itself_and_keeps_it(place: Place) -> None:
     own = place.start(processes=1)
     assert sorted(place.compiled()) == [(name, own) for name in ALL]
@@ -138,6 +140,7 @@ def test_what_processes_that_die_have_not_compiled_the_start_compiles_itself(pla
     assert sorted(place.compiled()) == [(name, own) for name in ALL]
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_answer_is_ended(place: Place) -> None:
     hangs = "import os, time\nif 'BATCHMAKER_COMPILES' in os.environ:\n    time.sleep(3600)\n"
     (place.folder / "loops.py").write_text(hangs + LOOPS)
@@ -146,6 +149,7 @@ def test_a_process_that_does_not_answer_is_ended(place: Place) -> None:
     assert sorted(place.compiled()) == [(name, own) for name in ALL]
 
 
+@pytest.mark.slow
 def test_where_no_process_can_be_begun_the_start_compiles_by_itself(place: Place) -> None:
     (place.folder / "start.py").write_text("import sys\nsys.executable = '/nothing/here'\n" + START)
     own = place.start()
@@ -161,6 +165,7 @@ def test_lines_that_a_process_prints_besides_do_no_harm(place: Place) -> None:
     assert {name for name, _ in place.compiled()} == set(ALL)
 
 
+@pytest.mark.slow
 def test_processes_that_compile_begin_none(place: Place) -> None:
     own = place.start(BATCHMAKER_COMPILES="1")
     assert sorted(place.compiled()) == [(name, own) for name in ALL]

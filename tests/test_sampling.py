@@ -397,6 +397,7 @@ def test_a_cell_that_samples_is_a_graph_and_gives_what_its_module_gives(options,
     assert torch.equal(found[3], given[3] + 1)
 
 
+@pytest.mark.slow
 def test_what_samples_can_be_saved(tmp_path):
     model = Saved()
     bm.save(model, tmp_path / "model", example_request={"seed": 1, "temperature": 0.5})

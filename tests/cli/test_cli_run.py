@@ -74,6 +74,7 @@ def test_a_folder_of_weights_is_a_model(command, tmp_path):
     assert lines_of(path)[0]["result"] == pytest.approx(expected.tolist(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_translations_are_written_as_words(command, tmp_path, text_file):
     path = tmp_path / "out.jsonl"
     done = command("run", "seq2seq", "--input", text_file, "--output", path, "--hidden", 8)

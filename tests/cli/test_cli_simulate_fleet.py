@@ -41,6 +41,7 @@ def test_routers_and_sizes_of_a_fleet_are_compared(command: Command, tmp_path: P
     assert png.stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_fast_and_exact_write_the_same_numbers(command: Command, tmp_path: Path, read_json: Any) -> None:
     written = []
     for fidelity in ("exact", "fast"):

@@ -92,6 +92,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(reference, "SECONDS_EACH", 0.005)
 
 
+@pytest.mark.slow
 def test_a_network_that_is_alike_for_all_is_measured(command, tmp_path, read_json, tiny):
     path = tmp_path / "out.json"
     done = command(
@@ -104,6 +105,7 @@ def test_a_network_that_is_alike_for_all_is_measured(command, tmp_path, read_jso
     assert cellular["reference_cells_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_images_are_read_as_arrays(command, tmp_path, read_json, tiny):
     lines = [json.dumps(np.full((3, 32, 32), value).tolist()) for value in (0.0, 1.0)]
     (tmp_path / "in.jsonl").write_text("\n".join([*lines, "[1, [2]]"]))

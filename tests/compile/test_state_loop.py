@@ -319,6 +319,7 @@ CASES: dict[str, tuple[Callable[[], Decoder], Callable[[], tuple[Any, ...]], Seq
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_an_engine_gives_what_each_loop_gives_alone(ran: Ran, name: str) -> None:
     """One request alone, then so many that a step has several blocks, or that lanes change hands."""

@@ -61,6 +61,7 @@ TYPES_BY_PRIORITY = ["sufficient", "auto"]
 """Under the others a type may wait behind another whatever the priorities; see `Ageing`."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ONE_TYPE)
 def test_in_a_flood_of_a_higher_priority_a_request_is_answered_and_strictly_it_is_not(policy):
     assert Flood(policy).answered
@@ -73,6 +74,7 @@ def test_so_is_one_that_uses_another_cell_than_half_of_the_flood(policy, workers
     assert not Flood(policy, cells=(CELL, OTHER), workers=workers, every=None, lasts=100).answered
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(["cellular:max_steps=1", "agenda", "sufficient"]), st.integers(1, 2**32), st.integers(1, 5),

@@ -115,6 +115,7 @@ def test_on_random_trees_agenda_remaining_needs_fewer_batches_than_agenda(seed):
     assert fewest <= remaining < agenda <= depth
 
 
+@pytest.mark.slow
 def test_on_the_sentiment_treebank_agenda_remaining_needs_fewer_batches_than_agenda(shared_data):
     path = shared_data / "sst" / "train.txt"
     if not path.exists():

@@ -159,6 +159,7 @@ print(here.answers(here.Writer(torch.bfloat16), here.EVERY, int(sys.argv[2])))
 """
 
 
+@pytest.mark.slow
 def test_another_run_has_the_same_bits():
     here = str(Path(__file__).parent)
     done = subprocess.run(

@@ -100,6 +100,7 @@ def test_a_request_that_is_too_large_fails_alone_and_says_what_it_wanted(make: A
     assert_balanced(engine)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.sampled_from([1, 3, 60, 300, 700, 1500]), min_size=1, max_size=12),

@@ -199,6 +199,7 @@ def assert_as_alone(use: Callable[[Any, Any], Any], policy: str = "cellular", **
 # --- the same answers ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", USES)
 def test_whole_runs_give_what_their_steps_give(name: str) -> None:
     assert_as_alone(USES[name])
@@ -566,9 +567,9 @@ def test_requests_alone_and_many_take_the_form_that_is_faster_for_them(monkeypat
         began = []
         before = Unfolder.begin
 
-        def begin(self: Unfolder, tickets: Any, events: Any, settle: Any, in_flight: int = 0) -> Any:
+        def begin(self: Unfolder, tickets: Any, events: Any, settle: Any, in_flight: int, alone: Any) -> Any:
             began.append((len(tickets), in_flight))
-            return before(self, tickets, events, settle, in_flight)
+            return before(self, tickets, events, settle, in_flight, alone)
 
         monkeypatch.setattr(Unfolder, "begin", begin)
         answers = engine.map([x] * 40, progress=False)

@@ -114,6 +114,7 @@ def test_conversations_that_outlast_the_drain_are_told(models):
     )
 
 
+@pytest.mark.slow
 def test_a_replica_that_leaves_hands_its_sequences_over_in_mid_stream(models):
     """All replicas are replaced while sequences go on; each counts on as if nothing had happened."""
 

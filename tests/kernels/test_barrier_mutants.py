@@ -120,6 +120,7 @@ def failures(emulator: Emulator, instance: int, config: KernelConfig) -> int:
     return sum(fails(emulator, instance, config, seed) for seed in range(NUM_SEEDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", RIGHT, ids=lambda config: f"{config.cell} {config.regime}")
 def test_the_right_barriers_never_fail(emulator, config):
     assert failures(emulator, RIGHT.index(config), config) == 0

@@ -43,6 +43,7 @@ def check(compiler, cell, dtype, hidden, batch, arch):
     assert compiled.arch == arch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
 @pytest.mark.parametrize("cell", ["lstm", "gru", "gru-before", "gru-before-once"])
 def test_a_layer_of_each_cell(compiler, cell, arch):

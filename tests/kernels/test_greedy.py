@@ -229,6 +229,7 @@ class Speech(Spelling):
         return said.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_decoders_that_end_at_a_token_beside_others_that_do_not_answer_as_alone(
     workers: int, monkeypatch: pytest.MonkeyPatch

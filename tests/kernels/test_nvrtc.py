@@ -57,6 +57,7 @@ def test_a_template_is_compiled_to_machine_code(arch):
     assert compiled.spill_bytes == 0
 
 
+@pytest.mark.slow
 def test_a_kernel_with_more_values_than_registers_spills():
     compiled = Nvrtc().compile(SCALE, "scale<float, 300>", "sm_90")
     assert compiled.registers == 255

@@ -131,6 +131,7 @@ def emulated(tmp_path_factory):
     return EmulatedLayers(Emulator(tmp_path_factory.mktemp("modules"), configs), [config.cell for config in configs])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_modules_on_the_emulated_kernel_answer_as_those_of_pytorch(emulated, kind, form):

@@ -125,6 +125,7 @@ def test_under_overload_every_call_is_answered_or_refused(server):
     assert sum(answer.status == 200 for answer in answers) >= MAX_IN_FLIGHT
 
 
+@pytest.mark.slow
 def test_a_slow_reader_holds_up_nobody_else(server):
     with server.connect() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -137,6 +138,7 @@ def test_a_slow_reader_holds_up_nobody_else(server):
     assert received.count(b"data: ") == 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b'{"input_0"'])
 def test_a_body_that_never_ends_is_given_up(impatient, sent):
     with impatient.connect() as connection:

@@ -113,6 +113,7 @@ def test_results_are_kept_as_they_come_and_replace_those_of_their_workload(scrip
     assert not provenance.is_current(main.read(options.json))
 
 
+@pytest.mark.slow
 def test_the_page_is_filled_and_the_picture_drawn(scripts, tmp_path):
     main, page, _ = scripts
     options = argparse.Namespace(json=tmp_path / "found.json", rounds=5, quick=False)

@@ -102,6 +102,7 @@ def test_the_evidence_page_reads_the_ratios(live, monkeypatch):
     assert said.endswith("best window over Equation 2 1.5, 1.5")
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn(live, tmp_path):
     live.draw(tmp_path / "live.png", made_up(live))
     assert (tmp_path / "live.png").stat().st_size > 0

@@ -134,6 +134,7 @@ def parser(trees: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     return folder / "parser", lines
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_learnt_for_and_then_run(command: Command, parser, tmp_path):
     directory, lines = parser
     out = tmp_path / "policy.json"

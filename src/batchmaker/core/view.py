@@ -8,6 +8,7 @@ from typing import Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.core.commands import RunTask
 from batchmaker.core.deadlines import Deadlines
 from batchmaker.core.depths import Depths
 from batchmaker.core.events import RequestId
@@ -70,6 +71,11 @@ class View:
     def ready(self) -> Sequence[TypeId]:
         found: list[TypeId] = ready_types(self._state.arena.types).tolist()
         return found
+
+    def expected_s(self, task: RunTask) -> float:
+        """Return how many seconds a task takes, by the steps that have run."""
+        sizes = np.diff(task.ends, prepend=0)
+        return float(self._state.arena.seconds[task.type_id, sizes].sum())
 
     def num_ready(self, type_id: TypeId) -> int:
         return self._state.arena.num_ready(type_id)

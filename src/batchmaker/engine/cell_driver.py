@@ -40,8 +40,10 @@ from batchmaker.core.events import (
     TimePassed,
 )
 from batchmaker.core.scheduler import Scheduler
+from batchmaker.engine import lone_runs
 from batchmaker.engine.arrivals import Arrivals
 from batchmaker.engine.driver import OnDevice, at_fault, blamed, error_of
+from batchmaker.engine.lone_runs import LoneRuns, results_of
 from batchmaker.engine.observers import Onlooker, call_quietly
 from batchmaker.engine.open_sequences import Sequences
 from batchmaker.engine.request import GoOn, InFlight, Reset, Settled, TakeState, Ticket
@@ -59,6 +61,7 @@ from batchmaker.model.scope import CellTypes, OpenLoop
 from batchmaker.model.sequence_state import NOTHING_KEPT
 from batchmaker.model.structure import Handle
 from batchmaker.model.template_cache import ProvenTemplates, TemplateCache
+from batchmaker.model.template_values import TemplateValues
 from batchmaker.model.unfolding import computed, end_of_loop
 
 _DATA: Final = "its data"
@@ -76,7 +79,8 @@ class CellDriver:
 
     models: for each model, by number, what gives its cells their types: the registry, with the prefix of its names.
     max_nodes: the most nodes of one request. sequences: the open sequences, whose chunks it runs. proven: see
-    TemplateCache.
+    TemplateCache. lone: runs short requests that come while nothing is in flight; None if the policy decides of them,
+    too.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class CellDriver:
         max_nodes: int,
         sequences: Sequences,
         proven: ProvenTemplates | None = None,
+        lone: LoneRuns | None = None,
     ) -> None:
         self._registry = registry
         self._scheduler = scheduler
@@ -109,6 +114,8 @@ class CellDriver:
         self._unfolder = Unfolder(registry, models, self._arrivals, clock, max_nodes, self.stats)
         self._counts = StepCounts(self.stats, scheduler.owners)
         self._record: Onlooker[[Sequence[Event], Sequence[Command]]] | None = None
+        self._lone = lone
+        self._alone_s = 0.0  # expected of the requests that ran alone in this turn
         self.on_device: OnDevice | None = None
 
     @property
@@ -156,10 +163,14 @@ class CellDriver:
     def await_materialise(self) -> None:
         """Call before example requests if `materialise` follows. Requests that came earlier may be in flight."""
         self._executor.await_materialise()
+        if self._lone is not None:
+            self._lone.is_on = False
 
     def materialise(self) -> None:
         """Let the executor prepare every known cell. Nothing may be in flight."""
         self._executor.materialise(self._registry.num_step_inputs)
+        if self._lone is not None:
+            self._lone.is_on = True
         if self.on_device is not None:
             self.on_device.materialise()
 
@@ -243,7 +254,8 @@ class CellDriver:
             self.sequences.expire(now_s)
         if self.sequences.has_news:
             events += self._following()
-        self._handle(events or [TimePassed(now_s)])
+        if events or self._in_flight or self._tasks:
+            self._handle(events or [TimePassed(now_s)])
         if self.on_device is not None:
             self.on_device.turn()
 
@@ -349,7 +361,8 @@ class CellDriver:
     def _begin(self, tickets: Sequence[Ticket], events: list[Event]) -> None:
         controls = [ticket for ticket in tickets if ticket.chunk is not None and ticket.chunk.control is not None]
         requests = [ticket for ticket in tickets if ticket not in controls] if controls else tickets
-        begun = self._unfolder.begin(requests, events, self._settle, len(self._in_flight))
+        alone, self._alone_s = self._run_alone if self._may_run_alone(requests) else None, 0.0
+        begun = self._unfolder.begin(requests, events, self._settle, len(self._in_flight), alone)
         if self.on_device is not None and self._record is None and (on_gpu := self.on_device.take(begun)):
             begun = [request for request in begun if request.ticket.request_id not in on_gpu]
             events[:] = [one for one in events if type(one) is not RequestArrived or one.request not in on_gpu]
@@ -357,6 +370,37 @@ class CellDriver:
             self._in_flight[request.ticket.request_id] = request
         for ticket in controls:
             self._control(ticket, events)
+
+    def _may_run_alone(self, tickets: Sequence[Ticket]) -> bool:
+        """Whether requests may run one after the other: nothing is in flight, they are few, and no event is recorded."""
+        runs = self._lone
+        is_idle = runs is not None and runs.is_on and not self._in_flight and not self._tasks
+        return is_idle and len(tickets) <= lone_runs.MOST and self._record is None
+
+    def _run_alone(self, ticket: Ticket, values: TemplateValues) -> bool:
+        """Answer a request at once, if it is short. False if it must begin as others do: nothing has happened."""
+        if ticket.chunk is not None or ticket.on_value is not None or self._lone is None:
+            return False
+        run = self._lone.run_of(values[0], lone_runs.SHORT_S - self._alone_s)
+        began_s, deadline_s = self._clock.now_s(), ticket.deadline_s
+        if run is None or (deadline_s is not None and began_s + run.seconds >= deadline_s):
+            return False
+        try:
+            results = self._lone.compute(run, values)
+            result = None if results is None else results_of(values[0], run, results)
+        except RAISED_BY_USERS:  # the same is raised again, by what knows whose error it is
+            return False
+        now_s = self._clock.now_s()
+        if results is None or (deadline_s is not None and now_s >= deadline_s):
+            return False
+        for task, done in run.with_tasks(results):
+            self._counts.add(task, self._registry.types[task.type_id], done, now_s, ticket.request_id)
+        self.stats.tasks += len(run.tasks)
+        self._alone_s += run.seconds
+        ticket.started_s = began_s
+        ticket.num_cells += values[0].num_nodes
+        self._settle([(ticket, result, None)])
+        return True
 
     def _control(self, ticket: Ticket, events: list[Event]) -> None:
         """Carry out what a sequence is told, of which no chunk is in flight."""

@@ -33,6 +33,7 @@ from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
 from batchmaker.engine.catalogue import Catalogue, CatalogueEntry
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.driver import Driver
+from batchmaker.engine.lone_runs import LoneRuns
 from batchmaker.engine.open_sequences import SequenceLimit, Sequences
 from batchmaker.errors import RAISED_BY_USERS, ModelError, OptionError, lacks_memory, said_by
 from batchmaker.executor import step_rows
@@ -416,7 +417,11 @@ def make_driver(
         sequences.begin_anew("the engine has failed and begun anew")
     else:
         sequences = Sequences(clock, limit, give_up_late=give_up_late)
-    driver = CellDriver(registry, cells, scheduler, executor, clock, max_nodes, sequences, proven)
+    lone_runs = None
+    if inline is not None and policy.leaves_lone:
+        apart = inline.beside()
+        lone_runs = LoneRuns(apart, registry.types, scheduler.expected_s, max_nodes, partial(_grown, apart))
+    driver = CellDriver(registry, cells, scheduler, executor, clock, max_nodes, sequences, proven, lone_runs)
     if isinstance(before, CellDriver):
         driver.count_on(before)
     if inline is not None:

@@ -202,8 +202,13 @@ class StepCounts:
         self._sizes: dict[TypeId, list[int]] = {}
         self.observer: Callable[[StepSeen], None] | None = None
 
-    def add(self, task: RunTask, cell: CellType, result: StepsResult, now_s: float) -> None:
-        """Count finished steps, without the rows that were skipped, and show them to the observer."""
+    def add(
+        self, task: RunTask, cell: CellType, result: StepsResult, now_s: float, owner: RequestId | None = None
+    ) -> None:
+        """Count finished steps, without the rows that were skipped, and show them to the observer.
+
+        owner: the request to which all nodes belong, if the scheduler knows nothing of it.
+        """
         begin, batches, padded = int(task.ends[result.first - 1]) if result.first else 0, list[int](), list[int]()
         ends: list[int] = task.ends[result.first : result.end].tolist()
         skipped = result.skipped if result.skipped is not None and result.skipped.any() else None
@@ -222,7 +227,9 @@ class StepCounts:
         stats.busy_s += result.busy_s
         if self.observer is not None:
             nodes = task.nodes[begin : ends[-1]]
-            self._show(task, cell, result, nodes if skipped is None else nodes[~skipped], batches, padded, now_s)
+            nodes = nodes if skipped is None else nodes[~skipped]
+            owners = self._owners_of(nodes) if owner is None else [owner] * len(nodes)
+            self._show(task, cell, result, owners, batches, padded, now_s)
 
     def _padded(self, cell: CellType) -> list[int]:
         """Return the supported size for each number of rows, up to max_batch; 0 for 0 rows."""
@@ -231,13 +238,13 @@ class StepCounts:
         return padded
 
     def _show(
-        self, task: RunTask, cell: CellType, result: StepsResult, nodes: Ints, batches: list[int], padded: list[int],
-        now_s: float,
+        self, task: RunTask, cell: CellType, result: StepsResult, owners: Sequence[RequestId], batches: list[int],
+        padded: list[int], now_s: float,
     ) -> None:  # fmt: skip
         """Show each step to the observer. Steps that were reported together get equal shares of their time."""
         assert self.observer is not None
         position, share_s, begin_s = 0, result.busy_s / len(batches), now_s - result.busy_s
         for batch, size in zip(batches, padded, strict=True):
-            owners = tuple(self._owners_of(nodes[position : position + batch]))
-            self.observer(StepSeen(task.worker, cell.name, begin_s, begin_s + share_s, owners, size))
+            mine = tuple(owners[position : position + batch])
+            self.observer(StepSeen(task.worker, cell.name, begin_s, begin_s + share_s, mine, size))
             position, begin_s = position + batch, begin_s + share_s

@@ -66,11 +66,17 @@ class Unfolder:
         return self._registry.types[: self._num_known]
 
     def begin(
-        self, tickets: Sequence[Ticket], events: list[Event], settle: Settle, num_in_flight: int = 0
+        self,
+        tickets: Sequence[Ticket],
+        events: list[Event],
+        settle: Settle,
+        num_in_flight: int = 0,
+        alone: Callable[[Ticket, TemplateValues], bool] | None = None,
     ) -> list[InFlight]:
         """Let requests arrive: from their template if they have one, otherwise by running their unfold function.
 
-        Returns those that have begun. settle: answers the others. num_in_flight: other requests.
+        Returns those that have begun. settle: answers the others. num_in_flight: other requests. alone: may serve a
+        request with a template at once, and tells whether it has.
         """
         if not tickets:
             return []
@@ -88,6 +94,8 @@ class Unfolder:
             # An unfold function that has run for a request before it may have changed what was read for a template.
             if from_template is not None and has_run and not from_template[0].guard.holds():
                 from_template = None
+            if alone is not None and from_template is not None and alone(ticket, from_template):
+                continue
             try:  # the model's own code, or what it returned
                 if from_template is None:
                     has_run = True

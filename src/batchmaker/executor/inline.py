@@ -78,9 +78,24 @@ class InlineExecutor(ComputingExecutor):
             self._notify()
         return [result]
 
+    def compute(self, task: RunTask) -> list[StepsResult]:
+        """Run the steps of a task now, without stop tests, and return their results: up to the first with a failure."""
+        running, results = self._runner.begin(task), list[StepsResult]()
+        while running.num_finished < len(task.ends):
+            results.append(running.advance())
+            if results[-1].failed:
+                break
+        return results
+
     def stop(self) -> None:
         """Do nothing: no step runs between two polls."""
 
     def anew(self) -> InlineExecutor:
         """See Executor.anew. The stop tests are to be given to it."""
         return InlineExecutor(self._types, self._cells, num_threads=self._num_threads)
+
+    def beside(self) -> InlineExecutor:
+        """Return an executor with state tables of its own, whose steps are counted with those of this one."""
+        other = self.anew()
+        other._runner.counts = self._runner.counts
+        return other

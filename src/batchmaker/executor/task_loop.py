@@ -68,16 +68,17 @@ def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables, tests: Loop
             return Looped(task.num_steps, values) if tests is None else Looped(task.num_steps, values, *ended)
     if not isinstance(loop, RecurrentLoop):
         return _run_states(task, lanes, cell, tables, tests)
-    if task.num_steps > 1 and task.may_stop is not None:
+    num_steps, token = len(task.ends), loop.token
+    if num_steps > 1 and task.may_stop is not None:
         return None
     source_tables = source_rows = _NONE
     inputs: tuple[NDArray[Any], ...] = ()
-    if loop.token is not None and cell.inputs[loop.token].dtype == "int64":
-        source_tables, source_rows = task.source_tables[loop.token], task.source_rows[loop.token]
+    if token is not None and cell.inputs[token].dtype == "int64":
+        source_tables, source_rows = task.source_tables[token], task.source_rows[token]
     else:
         inputs = tuple([_inputs(task.source_tables[k], task.source_rows[k], tables) for k in range(num_step_inputs)])
     looped, fetched = _described(task, lanes, cell, tables, source_tables, source_rows, inputs)
-    return Looped(task.num_steps, _as_values(task, fetched, cell)) if loop.run(looped) else None
+    return Looped(num_steps, _as_values(task, fetched, cell)) if loop.run(looped) else None
 
 
 def _run_nodes(task: RunTask, cell: BoundCell, tables: StateTables) -> Looped | None:

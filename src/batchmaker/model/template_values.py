@@ -36,6 +36,14 @@ class GatheredValues:
         self._firsts, self._counts = nodes.reshape(count, 2, feeds).transpose(1, 0, 2)
         self._ends = np.cumsum(self._counts, axis=0)
 
+    def of(self, feed: int, place: int) -> Any:
+        """Return the values of one of the requests for one feed."""
+        values = self._values[feed]
+        if len(self._templates) > 1:
+            count, end = int(self._counts[place, feed]), int(self._ends[place, feed])
+            values = values[end - count : end]
+        return values
+
     def rows(self, feed: int, places: Sequence[int], shifts: Sequence[int]) -> tuple[slice | NDArray[np.int64], Any]:
         """Return rows and values of some of the requests for one feed.
 
@@ -45,10 +53,7 @@ class GatheredValues:
         values, templates = self._values[feed], self._templates
         if len(places) == 1:
             (place,), (shift,) = places, shifts
-            if len(templates) > 1:
-                count, end = int(self._counts[place, feed]), int(self._ends[place, feed])
-                values = values[end - count : end]
-            return templates[place].feeds[feed].host.rows(shift), values
+            return templates[place].feeds[feed].host.rows(shift), self.of(feed, place)
         where = np.array(places)
         counts = self._counts[where, feed]
         if len(places) < len(templates) or bool((where[1:] < where[:-1]).any()):

@@ -70,6 +70,7 @@ class AutoPolicy(CellPolicy):
     weighs_tasks: ClassVar[bool] = True
     ranks_one: ClassVar[bool] = False
     fills_workers: ClassVar[bool] = True
+    leaves_lone: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -145,6 +145,7 @@ class CellPolicy(ABC):
     - fills_workers: its forecasts know one worker. Where there are several, the first in line begins for each that
       would be idle.
     - knows_steps_only: the types of cells that it ranks are those of runs step by step, none of whole runs.
+    - leaves_lone: it has nothing to say about a short request that comes while nothing is in flight; see `lone_runs`.
     - max_steps: the most steps of a task (MaxTasksToSubmit); 1 looks at the rank before every batch. OptionError below
       1.
     - budget_ms: milliseconds that a task of several steps may take, by known step times; None for any.
@@ -162,6 +163,7 @@ class CellPolicy(ABC):
     knows_steps_only: ClassVar[bool] = False
     ranks_one: ClassVar[bool] = True
     fills_workers: ClassVar[bool] = False
+    leaves_lone: ClassVar[bool] = False
 
     _max_steps = 1
     _budget_s = math.inf

@@ -123,6 +123,7 @@ def test_a_file_without_trees_is_refused(write, content):
         read_trees(write(content))
 
 
+@pytest.mark.slow
 def test_the_sentiment_treebank_is_read_whole(real_data):
     path = real_data("sst/train.txt")
     trees = read_trees(path)

@@ -170,6 +170,7 @@ def test_one_worker_is_never_idle_while_a_request_is_unfinished(seed: int, polic
             assert not unfinished.any()
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.integers(0, 2**32), st.sampled_from(["cellular", "lazy"]))
 def test_a_simulation_is_the_same_to_the_bit(seed: int, policy: str) -> None:

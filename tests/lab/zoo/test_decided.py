@@ -125,6 +125,7 @@ def live(model: Any, requests: list[Any], policy: str) -> Counter[str]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "policy"), covering(NETWORKS, ["cellular", "auto", "agenda"]))
 def test_a_simulation_runs_the_rows_that_an_engine_runs(name, policy):
     model, requests = make(name), requests_of(name, 30)

@@ -83,6 +83,7 @@ def check_close(result: Any, expected: Any) -> None:
 repeatable = settings(max_examples=5, derandomize=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("network", "policy"), covering(NETWORKS, POLICIES))
 def test_each_policy_gives_what_the_network_gives_alone(engines, network, policy):
     model, engine = engines(network, policy)

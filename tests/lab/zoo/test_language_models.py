@@ -69,6 +69,7 @@ def engines():
         engine.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "policy"), covering(TINY, ["cellular", "auto", "padded", "serial"]))
 def test_each_policy_gives_what_a_request_gives_alone(engines, name, policy):
     model, engine = engines(name, policy)
@@ -89,6 +90,7 @@ def test_the_cell_graph_means_what_the_network_does(name):
         assert interpreted(model, request).tolist() == model.alone(request).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_tokens_stream_end_at_the_end_token_and_depend_on_the_prompt(engines, name):
     model, engine = engines(name)
@@ -158,6 +160,7 @@ def test_a_saved_network_answers_as_before(name, options, tmp_path):
     assert [text.tolist() for text in texts] == [model.alone(request).tolist(), model.alone([3, 4, 5]).tolist()]
 
 
+@pytest.mark.slow
 @one_layer_or_all
 def test_bfloat16_keeps_its_sums_in_float32(name, options):
     model = make(name, dtype="bfloat16", eos=None, **options)
@@ -234,6 +237,7 @@ def test_a_model_of_transformers_gives_the_same_scores(name, has_run):
             torch.testing.assert_close(network.head(x), expected[:, step], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "has_run"), covering(OURS, [False, True]))
 def test_a_model_of_transformers_gives_the_same_words(name, has_run):
     theirs, model = theirs_and_ours(name, has_run)
@@ -315,6 +319,7 @@ class Writer(bm.Model):
         return self.step.loop((prompt[-1], *state), until=2, max_steps=12)[0].steps
 
 
+@pytest.mark.slow
 def test_a_step_of_transformers_mamba_is_a_cell_as_it_is():
     theirs = of_transformers("mamba", layers=2)
     with bm.Engine(Writer(theirs), threads=1) as engine:

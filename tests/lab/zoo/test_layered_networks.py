@@ -102,6 +102,7 @@ def check_close(result: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(result, expected, atol=1e-5 * scale, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "policy"), covering(TINY, POLICIES))
 def test_each_policy_gives_what_the_network_gives_alone(engines, name, policy):
     model, engine = engines(name, policy)

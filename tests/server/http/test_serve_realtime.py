@@ -301,6 +301,7 @@ def configured(serve: Any, folder: Path, text: str, *arguments: object) -> Any:
     return serve(SCRIBE, "--config", folder / "server.toml", *arguments)
 
 
+@pytest.mark.slow
 def test_keys_rates_and_sequences_of_a_key_are_counted_here_too(serve, tmp_path, model):
     (tmp_path / "keys").write_text(f"ann:{KEY}\n")
     config = "[auth]\nkeys = 'keys'\nrate = 0.001\nburst = 4\n[limits]\nmax_key_sequences = 1\nwrite_seconds = 1.0"
@@ -372,6 +373,7 @@ async def closed(connection: Any) -> int:
             return error.rcvd.code
 
 
+@pytest.mark.slow
 def test_a_session_in_which_nothing_comes_is_closed(serve, tmp_path):
     server = configured(serve, tmp_path, "[limits]\nsequence_idle_seconds = 0.3")
 
@@ -386,6 +388,7 @@ def test_a_session_in_which_nothing_comes_is_closed(serve, tmp_path):
     server.wait_for(lambda: server.metric("batchmaker_open_sequences") == 0)
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_lets_a_session_end_its_utterance(serve, tmp_path, model):
     server = configured(serve, tmp_path, "", "--drain-seconds", 100 * LIMIT_S)
     pcm = sound(1.0, seed=11)
@@ -406,6 +409,7 @@ def test_a_server_that_stops_lets_a_session_end_its_utterance(serve, tmp_path, m
     assert server.process.wait(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 def test_a_model_that_is_unloaded_answers_files_as_a_whole_and_closes_sessions(serve, tmp_path, model):
     server = configured(serve, tmp_path, "[limits]\ndrain_seconds = 1000")
     pcm = sound(20.0, seed=12)

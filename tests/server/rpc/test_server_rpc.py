@@ -286,6 +286,7 @@ def test_pings_are_as_the_settings_say():
         assert given_to_core[name] == value
 
 
+@pytest.mark.slow
 def test_no_generated_code_ties_the_server_to_one_version_of_protobuf():
     """Generated code refuses an older protobuf than the one that made it, such as what tritonclient brings."""
     script = (

@@ -54,6 +54,7 @@ def test_one_signal_leaves_a_model_that_hangs_behind(hung):
     assert "left behind" in server.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_server_that_hangs_at_once(hung):
     server, _, _ = hung
     for _ in range(2):

@@ -21,6 +21,7 @@ def server(serve, tmp_path_factory):
     return serve(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 150, 299])
 def test_a_request_whose_cell_raises_harms_none_of_63_good_ones(server, at):
     numbers = random.Random(at)

@@ -115,6 +115,7 @@ def test_loading_again_brings_a_new_version_and_drains_the_old_one(folder, add_w
     run(repository, body)
 
 
+@pytest.mark.slow
 def test_unloading_finishes_what_was_accepted_and_takes_nothing_new(folder):
     repository = make(folder)
 
@@ -137,6 +138,7 @@ def test_unloading_finishes_what_was_accepted_and_takes_nothing_new(folder):
     run(repository, body)
 
 
+@pytest.mark.slow
 def test_what_is_not_finished_in_time_is_given_up_as_unavailable(folder):
     repository = make(folder, Limits(drain_seconds=0.01))
 
@@ -151,6 +153,7 @@ def test_what_is_not_finished_in_time_is_given_up_as_unavailable(folder):
     run(repository, body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stops", "why"),
     [
@@ -313,6 +316,7 @@ def test_a_draining_service_takes_nothing_new(folder):
     run(repository, body)
 
 
+@pytest.mark.slow
 def test_two_models_of_one_name_that_come_later_are_refused_alone(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     bm.save(Sums(), other / "more")
@@ -332,6 +336,7 @@ def test_two_models_of_one_name_that_come_later_are_refused_alone(folder, tmp_pa
     run(repository, body)
 
 
+@pytest.mark.slow
 def test_reloading_loads_what_is_new_or_has_changed_and_unloads_what_is_gone(folder, tmp_path_factory):
     repository = make(folder)
     entries = [Entry(parse_source(str(folder)), OPTIONS)]

@@ -559,6 +559,7 @@ def test_a_malformed_handshake_is_refused(server, change):
     connection.close()
 
 
+@pytest.mark.slow
 def test_no_more_connections_than_may_be_open(serve, saved_models, tmp_path):
     (tmp_path / "server.toml").write_text("[limits]\nmax_connections = 4")
     server = serve(saved_models, "--config", tmp_path / "server.toml")
