@@ -165,11 +165,34 @@ def test_fields_that_ask_for_nothing_are_taken():
     assert len(choices_of(asked(**neutral, temperature=0, top_p=1, seed=3, user="ann"), BYTES, GREEDY)) == 1
 
 
-def test_a_decode_that_raises_is_the_models_fault():
-    writing = Writing(Completions(encode, lambda tokens: tokens[9]), (), 9)
-    with pytest.raises(ServiceError, match="could not make a text") as caught:
-        writing.add(3)
+def of_ascii(tokens: Any) -> str:
+    return bytes(tokens).decode("ascii")
+
+
+@pytest.mark.parametrize(
+    ("decode", "said"),
+    [
+        (of_ascii, r"the model computed the token 200, of which its own decode makes no text"),
+        (lambda tokens: 200 if 200 in tokens else "", r"computed the token 200"),
+        (lambda tokens: tokens[9], r"computed the token 97"),
+        (lambda tokens: "" if len(tokens) < 2 else 1, r"computed tokens, of which its own decode makes no text"),
+    ],
+)
+def test_a_decode_that_refuses_what_the_model_computed_is_the_models_fault(decode, said):
+    writing = Writing(Completions(encode, decode), (), 9)
+    with pytest.raises(ServiceError, match=said) as caught:
+        for token in (97, 98, 200):
+            writing.add(token)
     assert caught.value.kind is FaultKind.INTERNAL
+
+
+def test_an_echo_of_tokens_that_decode_refuses_is_the_clients_fault():
+    strict = Completions(encode, of_ascii)
+    ask = asked(prompt=[97, 300, 98, 300, 99], echo=True)
+    with pytest.raises(ServiceError, match="echo needs .* decode makes none of the token 300") as caught:
+        choices_of(ask, strict, GREEDY)
+    assert caught.value.kind is FaultKind.INVALID
+    assert len(choices_of(asked(prompt=[97, 300]), strict, GREEDY)) == 1
 
 
 class Texts(bm.Model):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchmaker.errors import ModelError, said_by
 from batchmaker.model.model import Model
 from batchmaker.server.faults import invalid
-from batchmaker.server.formats.growing_text import GrowingText, decoded
+from batchmaker.server.formats.growing_text import GrowingText, echoed
 from batchmaker.server.formats.infer_body import decode_json
 from batchmaker.server.formats.messages import InferRequest
 from batchmaker.server.formats.signature import Signature
@@ -165,7 +165,7 @@ def _prompts(ask: CompletionAsk, completions: Completions) -> Iterator[tuple[NDA
         raise invalid("prompt must be a text, a list of texts, a list of tokens or a list of such lists")
     for one in several:
         tokens = one if isinstance(one, list) else _encoded(one, completions)
-        text = "" if not ask.echo else one if isinstance(one, str) else decoded(one, completions.decode)
+        text = "" if not ask.echo else one if isinstance(one, str) else echoed(one, completions.decode)
         yield np.array(tokens, np.int64), text
 
 
