@@ -181,15 +181,14 @@ def of_ascii(tokens: Any) -> str:
 def test_a_decode_that_refuses_what_the_model_computed_is_the_models_fault(decode, said):
     writing = Writing(Completions(encode, decode), (), 9)
     with pytest.raises(ServiceError, match=said) as caught:
-        for token in (97, 98, 200):
-            writing.add(token)
+        "".join(map(writing.add, (97, 98, 200)))
     assert caught.value.kind is FaultKind.INTERNAL
 
 
 def test_an_echo_of_tokens_that_decode_refuses_is_the_clients_fault():
     strict = Completions(encode, of_ascii)
     ask = asked(prompt=[97, 300, 98, 300, 99], echo=True)
-    with pytest.raises(ServiceError, match="echo needs .* decode makes none of the token 300") as caught:
+    with pytest.raises(ServiceError, match=r"echo needs .* decode makes none of the token 300") as caught:
         choices_of(ask, strict, GREEDY)
     assert caught.value.kind is FaultKind.INVALID
     assert len(choices_of(asked(prompt=[97, 300]), strict, GREEDY)) == 1
