@@ -88,7 +88,7 @@ def decode_json(decoder: msgspec.json.Decoder[Any], body: bytes | memoryview | m
         reason, _, place = str(error).partition(" - at `$")
         where = f" - at `${at}{place or '`'}" if at or place else ""
         lone = lone_surrogate(body)
-        raise invalid(f"the body is not the JSON expected here: {lone or reason[:512] + where[:512]}") from None
+        raise invalid(f"the body is not the JSON expected here: {(lone or reason)[:512] + where[:512]}") from None
     except RecursionError:
         raise invalid("the body is nested too deeply") from None
 
