@@ -180,6 +180,11 @@ def test_what_cannot_be_done_is_refused_and_named(fields, said):
     assert "secret" not in str(caught.value)
 
 
+def test_a_field_that_is_sent_twice_is_refused_and_named():
+    with pytest.raises(ServiceError, match="the key 'prompt' is sent twice"):
+        read_ask(b'{"model": "m", "prompt": "ab", "stream": false, "prompt": "cd"}')
+
+
 def test_fields_that_ask_for_nothing_are_taken():
     neutral = {"logprobs": None, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}
     assert len(choices(asked(**neutral, temperature=0, top_p=1, seed=3, user="ann"), BYTES, GREEDY)) == 1

@@ -19,6 +19,7 @@ from batchmaker.model.model import Model
 from batchmaker.server.faults import invalid
 from batchmaker.server.formats.growing_text import GrowingText, echoed
 from batchmaker.server.formats.infer_body import at_most, decode_json, items_of
+from batchmaker.server.formats.json_keys import keys_once
 from batchmaker.server.formats.json_tensors import read_json
 from batchmaker.server.formats.messages import InferRequest
 from batchmaker.server.formats.pieces import Pieces
@@ -134,6 +135,7 @@ class CompletionAsk(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _ASK: Final = msgspec.json.Decoder(CompletionAsk)
+_KEYS: Final = keys_once(msgspec.Raw)
 _STOP: Final = msgspec.json.Decoder(Stop | None)
 _STOPS: Final = at_most(Stop, MAX_STOPS)
 _TEXT: Final = msgspec.json.Decoder(str)
@@ -144,6 +146,7 @@ _PROMPTS: Final = at_most(msgspec.Raw, MAX_CHOICES)
 def read_ask(body: bytes) -> CompletionAsk:
     """Return what a body asks for. INVALID if it is wrong, or asks for what is not supported."""
     ask: CompletionAsk = decode_json(_ASK, body)
+    decode_json(_KEYS, body)
     for name, neutral in _NEUTRAL.items():
         if bytes(getattr(ask, name)) not in (b"", b"null", *neutral):
             raise invalid(f"{name} is not supported; leave it out")
