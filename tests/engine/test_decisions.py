@@ -653,10 +653,16 @@ class Outside(bm.Model):
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [("at", "`at` got index {} for a sequence of 3"), ("switch", "`switch` got index {} for 3")]
+    ("what", "said"),
+    [
+        ("at", r"test_decisions.py:\d+, `return .*\.at\(n\), row\)`: `at` got index {} for a sequence of 3"),
+        ("switch", r"test_decisions.py:\d+, `return bm.switch\(n, .*`: `switch` got index {} for 3"),
+    ],
 )
 @pytest.mark.parametrize("index", [-5, 2, 7, 1 << 40])
-def test_an_index_without_an_element_is_an_error_of_that_request_alone(what: str, said: str, index: int) -> None:
+def test_an_index_without_an_element_is_an_error_of_that_request_alone_and_names_the_line(
+    what: str, said: str, index: int
+) -> None:
     with bm.Engine(Outside(), threads=1) as engine:
         wrong = engine.submit({"what": what, "index": index})
         right = [engine.submit({"what": what, "index": k}) for k in (-1, 0, 1)]

@@ -609,6 +609,43 @@ def test_calls_that_do_not_fit_say_what_is_missing(use: Any, said: str) -> None:
     assert_refused(bm.Cell(MODULES["look"], memory="keys"), use, BatchmakerError, said)
 
 
+class Beside(nn.Module):
+    """(h, keys, number, other) -> h: the keys and the other are projected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(3, WIDTH)
+
+    def forward(self, h: Tensor, keys: Tensor, number: Tensor, other: Tensor) -> Tensor:
+        known = torch.arange(keys.shape[1]) < number[:, None]
+        return (h + self.other(other) + (self.keys(keys) * known[..., None]).sum(1))[:, :WIDTH]
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda h, cell: cell(["a"] * WIDTH, h.steps, [1.0] * 3), "input 0: got the text"),
+        (lambda h, cell: cell(h, "keys", [1.0] * 3), "input 1: got the text"),
+        (
+            lambda h, cell: cell(h, [[1.0] * 2], [1.0] * 3),
+            r"input 1: got rows of float32\[4, 2\], expected float32\[4, ",
+        ),
+        (lambda h, cell: cell(h, h.steps, [1.0] * 2), r"input 3: got rows of float32\[2\], expected float32\[3\]"),
+        (lambda h, cell: cell.map(h.steps, [["a"] * 3], memory=h.steps), "input 3: got the text"),
+        (
+            lambda h, cell: [cell(h, h.steps, [1.0] * 3), cell(h, h.steps, h)][1],
+            r"input 3: got .*, expected float32\[3",
+        ),
+        (
+            lambda h, cell: cell.run(h.steps, init=torch.ones(3), memory=h.steps),
+            r"input 3: state rows are float32\[3\]",
+        ),
+    ],
+)
+def test_an_input_beside_a_memory_is_named_by_its_place_in_forward(use: Any, said: str) -> None:
+    assert_refused(bm.Cell(Beside(), memory="keys"), use, BatchmakerError, f"cell 'cell', {said}")
+
+
 def test_the_steps_of_a_loop_that_a_value_ends_are_no_memory() -> None:
     def use(m: Any, x: Any) -> Any:
         _, h = m.speak.loop((x[0], [0.1] * WIDTH), until=3, max_steps=5)

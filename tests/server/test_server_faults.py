@@ -49,6 +49,17 @@ def test_a_message_that_quotes_the_model_is_left_out():
     assert "secret" not in str(fault_of(error))
 
 
+def test_the_line_of_the_model_that_an_error_names_is_left_out():
+    for line in ("", "request 7: "):
+        error = InvalidRequestError(
+            f"{line}model.py:12, `return bm.switch(secret, [a, {{1: b}}])`: switch has 2: got 3"
+        )
+        assert str(fault_of(error)) == f"{line}switch has 2: got 3"
+    assert (
+        str(fault_of(InvalidRequestError("request 7: `switch` got index 3: 2"))) == "request 7: `switch` got index 3: 2"
+    )
+
+
 def test_a_fault_is_told_as_it_is():
     fault = ServiceError(FaultKind.TOO_MANY, "slow down", 2.5)
     assert fault_of(fault) is fault

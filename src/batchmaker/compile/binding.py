@@ -30,6 +30,7 @@ from batchmaker.compile.row_trial import Batch, TrialRows, try_rows
 from batchmaker.compile.split import Split
 from batchmaker.compile.state_loop import StateChoice, StateLoop
 from batchmaker.errors import RAISED_BY_USERS, ModelError, lacks_memory, said_by
+from batchmaker.graph.argument_errors import input_of
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.greedy import GreedyLoop
 from batchmaker.kernels.cpu.loop import RecurrentLoop
@@ -153,14 +154,19 @@ def _bound_with_memories(
     if device != CPU:
         raise ModelError(f"{where}: it reads a memory, which runs on the CPU only; this engine runs on {device}")
     outputs, tried = try_with_memories(runnable, inputs, memories, trial, where)
-    identity = CellIdentity(f"memories {memories}{_places_in(runnable)}", (inputs, outputs), module=_read_by(runnable))
+    identity = CellIdentity(f"memories {memories}{_order_in(runnable)}", (inputs, outputs), module=_read_by(runnable))
     plain = PlainModule(runnable, where, outputs, device, tried, num_own=2 * len(memories))
     notes = ("runs as it is: it reads a memory", *tried.notes)
-    return BoundCell(name, inputs, outputs, identity, notes, CellForms(plain, None), len(memories))
+    forms, places = CellForms(plain, None), _places_in(runnable)
+    return BoundCell(name, inputs, outputs, identity, notes, forms, len(memories), places)
 
 
-def _places_in(module: nn.Module) -> str:
+def _order_in(module: nn.Module) -> str:
     return str(module.places) if isinstance(module, MemoryModule) else ""
+
+
+def _places_in(module: nn.Module) -> tuple[int, ...]:
+    return module.in_forward if isinstance(module, MemoryModule) else ()
 
 
 def _read_by(module: nn.Module) -> nn.Module:
@@ -256,6 +262,7 @@ class BoundCell:
     the results of `hoist`. ends_by_function: whether loops are known that a compiled call for greedy decoders cannot
     end, so that `warm_up` prepares the other one, too. num_memories: how many of the first inputs are memories, whose
     rows these are; `call` takes them as rows and numbers (see `compile.memories`), and the cell has no other form.
+    places: see CellType.
 
     All calls take and return batches [n, *shape] on the cell's device. They never modify their arguments; an output may
     be an input that is passed through. The weights are those at binding: later changes of the module have no effect.
@@ -264,6 +271,7 @@ class BoundCell:
     __slots__ = (
         "_chain_loop", "_forms", "_node_loop", "_notes", "_num_asked", "_split", "_splits", "_state_loop",
         "ends_by_function", "hoisted", "identity", "inputs", "name", "num_memories", "num_step_inputs", "outputs",
+        "places",
     )  # fmt: skip
 
     def __init__(
@@ -275,8 +283,10 @@ class BoundCell:
         notes: tuple[str, ...],
         forms: CellForms,
         num_memories: int = 0,
+        places: tuple[int, ...] = (),
     ) -> None:
         self.num_memories = num_memories
+        self.places = places
         self.name = name
         self.inputs = inputs
         self.outputs = outputs
@@ -323,7 +333,7 @@ class BoundCell:
             split, notes = self._forms.split(self.inputs, num_step_inputs)
             made = BoundCell(
                 self.name, self.inputs, self.outputs, self.identity, (*self._notes, *notes), self._forms,
-                self.num_memories,
+                self.num_memories, self.places,
             )  # fmt: skip
             made.num_step_inputs, made._split, made.hoisted = num_step_inputs, split, split.hoisted
             given, state = self.inputs[:num_step_inputs], self.inputs[num_step_inputs:]
@@ -497,6 +507,6 @@ class BoundCell:
         for index, (old, new) in enumerate(zip(state, fed, strict=True), start=num_step_inputs):
             if old.row_signature != new.row_signature:
                 raise ModelError(
-                    f"cell {self.name!r}, input {index}: state rows are {old}, but the output that feeds "
+                    f"{input_of(self.name, self.places, index)}: state rows are {old}, but the output that feeds "
                     f"them is {new}. Return the next state as the last outputs, in the order of the inputs."
                 )

@@ -16,6 +16,15 @@ _MAX_SIZES: Final = 64
 """Most distinct parameter sizes to try."""
 
 
+class Reordered(nn.Module):
+    """A module that takes the inputs of another in another order.
+
+    places: for each parameter of the other's forward(), its place here.
+    """
+
+    places: tuple[int, ...]
+
+
 def parameter_sizes(module: nn.Module) -> list[int]:
     """Return the sizes of the module's parameters, each once, ascending."""
     sizes = dict.fromkeys(int(size) for weight in module.parameters() for size in weight.shape)
@@ -27,11 +36,12 @@ def cause_of(module: nn.Module, inputs: Specs, runs: Callable[[Specs], bool]) ->
 
     runs: tells whether the module runs with inputs of these specs.
     """
+    places = module.places if isinstance(module, Reordered) else range(len(inputs))
     for number, spec in enumerate(inputs):
         for other, why in _others(spec, module):
             changed = (*inputs[:number], other, *inputs[number + 1 :])
             if runs(changed):
-                return f"input {number}: got rows of {spec}, expected {other}; {why}"
+                return f"input {places.index(number)}: got rows of {spec}, expected {other}; {why}"
     return None
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, nn
 
+from batchmaker.compile.causes import Reordered
 from batchmaker.compile.export import flat_outputs, infer_outputs
 from batchmaker.compile.forward_signature import signature_of
 from batchmaker.compile.rounding import distance, is_apart, is_rounding
@@ -43,7 +44,7 @@ def with_rooms(inputs: tuple[ValueSpec, ...], num_memories: int, room: int) -> t
 
 
 @final
-class MemoryModule(nn.Module):
+class MemoryModule(Reordered):
     """A module that takes its memories first, each with its number: (rows, number, rows, number, ..., other inputs).
 
     module: its forward() has the parameters `names` for the rows of memories; the parameter after each is its number.
@@ -51,13 +52,19 @@ class MemoryModule(nn.Module):
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.num_memories = module, len(names)
         self.places = _places(module, names)
 
     def forward(self, *inputs: Tensor) -> Any:
         given = list(inputs)
         ordered = [given[place] for place in self.places if place < len(given)]
         return self.module(*ordered)
+
+    @property
+    def in_forward(self) -> tuple[int, ...]:
+        """The place in forward() of each input of the cell, of which a memory is one: its number is none."""
+        flat = 2 * self.num_memories
+        return tuple([self.places.index(place) for place in (*range(0, flat, 2), *range(flat, len(self.places)))])
 
 
 def _places(module: nn.Module, names: Sequence[str]) -> tuple[int, ...]:

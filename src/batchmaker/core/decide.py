@@ -95,14 +95,14 @@ WAITING_FRAME, WAITING_ITEM, NEXT_WAITING, WAITING_FIELDS = map(number, range(4)
 that has no form for WANTED_SIZE. MOST_WORDS: what one item of any region may need of any table; MOST_HELD: beside
 it, of those that wait, because of spans whose length values decide. MOST_NODES: of one request."""
 FINISHED, FAILED = map(number, range(2))
-"""Messages, as words: FINISHED, slot, number of outputs, outputs. FAILED, slot, reason, what was wanted, what there is.
-"""
+"""Messages, as words: FINISHED, slot, number of outputs, outputs. FAILED, slot, where the item is in the code, reason,
+what was wanted, what there is."""
 COLLECTING_SLOT, COLLECTING_NUMBER, COLLECTING_WORD, COLLECTING_FIELDS = map(number, range(4))
 """What loops have collected: the request's slot, the number of the collection, and a node with one of its outputs."""
 BEGINNING_SLOT, BEGINNING_FORM, BEGINNING_BASE, BEGINNING_SUBGRAPH, BEGINNING_FIELDS = map(number, range(5))
 """The segments that have begun, each with its first node and its first subgraph."""
 BAD_INDEX, BAD_BRANCH, TOO_MANY_NODES, NO_STEP = map(number, range(4))
-MESSAGE_WORDS: Final = number(5)
+MESSAGE_WORDS: Final = number(6)
 ALL_DONE, SOME_FAILED, NOT_BEGUN, LACKS_MACHINE, LACKS_NUMBERS, LACKS_FORM = map(number, range(6))
 ZERO, ONE = map(number, range(2))
 A_LIST: Final = number(0)
@@ -293,10 +293,10 @@ def _let_go(
 
 
 @compiled_inline
-def _fail(messages: Ints, counts: Ints, slot: int, reason: int, wanted: int, there: int) -> None:
+def _fail(messages: Ints, counts: Ints, slot: int, record: int, reason: int, wanted: int, there: int) -> None:
     at = counts[NUM_MESSAGE_WORDS]
-    messages[at], messages[at + 1], messages[at + 2] = FAILED, slot, reason
-    messages[at + 3], messages[at + 4] = wanted, there
+    messages[at], messages[at + 1], messages[at + 2] = FAILED, slot, record
+    messages[at + 3], messages[at + 4], messages[at + 5] = reason, wanted, there
     counts[NUM_FAILED] += ONE
     counts[NUM_MESSAGE_WORDS] += MESSAGE_WORDS
 
@@ -485,13 +485,13 @@ def _go_on(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
                     _ended(code, frames, heap, queue, counts, frame, item)
                 else:
                     m.num_nodes[slot] = NOWHERE
-                    _fail(messages, counts, slot, NO_STEP, ZERO, ZERO)
+                    _fail(messages, counts, slot, record, NO_STEP, ZERO, ZERO)
                 continue
             num_nodes = forms.counts[1, form] if code[record + SIZE_AT] == NOWHERE else size
             if m.num_nodes[slot] + num_nodes > counts[MOST_NODES]:
                 counts[NUM_QUEUED] = top
                 m.num_nodes[slot] = NOWHERE
-                _fail(messages, counts, slot, TOO_MANY_NODES, num_nodes, counts[MOST_NODES])
+                _fail(messages, counts, slot, record, TOO_MANY_NODES, num_nodes, counts[MOST_NODES])
                 continue
             if code[record + SIZE_AT] != NOWHERE:
                 form = code[code[record + FORMS_AT] + size] if size < code[record + NUM_FORMS] else NOWHERE
@@ -573,7 +573,7 @@ def _go_on(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
             count = heap[block + code[record + COUNT_OF]]
             if value < 0 or value >= count:
                 m.num_nodes[slot] = NOWHERE
-                _fail(messages, counts, slot, BAD_INDEX, value, count)
+                _fail(messages, counts, slot, record, BAD_INDEX, value, count)
                 continue
             element = heap[block + code[record + FIRST_OF]] + value * code[record + STEP_OF] * OUTPUTS
             heap[block + code[record + RESULT]] = element
@@ -605,7 +605,7 @@ def _go_on(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
                 value = ZERO if value != 0 else ONE
             if value < 0 or value >= count:
                 m.num_nodes[slot] = NOWHERE
-                _fail(messages, counts, slot, BAD_BRANCH, value, count)
+                _fail(messages, counts, slot, record, BAD_BRANCH, value, count)
                 continue
             branch = code[record + BRANCHES_AT] + 3 * value
         else:  # a loop: at its beginning, or after an iteration

@@ -126,6 +126,7 @@ class Frames:
         self._kinds: list[_Kind] = []
         self._num_sized = self._longest = self._spans_held = self._num_loops = 0
         self._places: dict[int, int] = {}
+        self._lines: dict[int, str] = {}  # of the items that say where they are called, by their places in the code
         self._known: list[Region] = []  # so that their ids stay theirs
         self._code, self._num_words = np.zeros(1024, np.int64), 0
         counts = np.zeros(MACHINE_COUNTS, np.int64)
@@ -245,7 +246,8 @@ class Frames:
                 outcome.outputs.append(messages[at + 3 : end])
                 at = end
             else:
-                outcome.failed.append((words[at + 1], *_failure(*words[at + 2 : at + 5])))
+                line, (kind, reason) = self._lines.get(words[at + 2], ""), _failure(*words[at + 3 : at + 6])
+                outcome.failed.append((words[at + 1], kind, line + reason))
                 at += int(decide.MESSAGE_WORDS)
         if counts[NUM_BEGINNING]:
             begun = machine.beginning[:BEGINNING_SUBGRAPH, : counts[NUM_BEGINNING]]
@@ -392,7 +394,10 @@ class Frames:
             kind, words = PICK, [item.index, item.first, item.count, item.step, item.result]
         else:
             kind, words = TELL, [item.number, item.first, item.count, item.step, item.progress]
-        return self._add([int(kind), needs, following, len(follows), *words])
+        at = self._add([int(kind), needs, following, len(follows), *words])
+        if isinstance(item, Choice | Pick):
+            self._lines[at] = item.line
+        return at
 
     def _branch_words(self, branch: Branch) -> list[int]:
         place = self._place_of(branch.region)

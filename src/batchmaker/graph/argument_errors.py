@@ -9,10 +9,15 @@ from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
 
 
+def input_of(cell: str, places: Sequence[int], port: int) -> str:
+    """Name an input of a cell for messages. places: see CellType."""
+    return f"cell {cell!r}, input {places[port] if port < len(places) else port}"
+
+
 def misfit(cell: CellType, port: int, spec: ValueSpec) -> ShapeError:
     """Return the error for a value that the input does not accept."""
     return ShapeError(
-        f"cell {cell.name!r}, input {port}: got {spec}, expected {cell.inputs[port]}; "
+        f"{input_of(cell.name, cell.places, port)}: got {spec}, expected {cell.inputs[port]}; "
         "match the shape and dtype or unfold through a projection"
     )
 

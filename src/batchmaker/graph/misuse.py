@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -27,6 +28,7 @@ COMPUTED: Final = (
     "the handles"
 )
 WAITED_FOR: Final = "`yield` it to wait for it, and use what comes back"
+_AT_LINE: Final = re.compile(r"^(request \d+: )?[^:`]+:\d+(?:, `.*?`)?: ")
 _LIKE_A_TENSOR: Final = "its shape and dtype, without the batch, are in `.spec`; cells compute the rest"
 
 
@@ -36,6 +38,11 @@ def at_line() -> str:
     while frame.f_back is not None and not _is_users(frame):
         frame = frame.f_back
     return f"{_said(frame, frame.f_lineno)}: "
+
+
+def without_line(message: str) -> str:
+    """Return a message without the position in the unfold function that `at_line` has given it."""
+    return _AT_LINE.sub(r"\1", message, count=1)
 
 
 def line_of(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from batchmaker.arrays import Ints
 from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError
-from batchmaker.graph.argument_errors import common_length, foreign, misfit, never_computed
+from batchmaker.graph.argument_errors import common_length, foreign, input_of, misfit, never_computed
 from batchmaker.graph.calls import LAID_OUT, CallNumbers, Calls, DataLayout, host_input
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, MemoryRead, NodeBlock, Run
 from batchmaker.graph.constants import ascending, from_host, nodes_of, of_type
@@ -271,12 +271,12 @@ class Recorder:
         """ShapeError unless the input accepts the argument, InvalidRequestError if it belongs to another request."""
         of = argument if isinstance(argument, HostValues) else argument.of
         if type(argument) is Value and argument.is_missing:
-            raise never_computed(f"cell {cell.name!r}, input {port}")
+            raise never_computed(input_of(cell.name, cell.places, port))
         spec, declared = of.spec, cell.inputs[port]
         if spec is not declared and not spec.is_like(declared):
             raise misfit(cell, port, spec)
         if not isinstance(of, HostValues) and of.origin is not self:
-            raise foreign(f"cell {cell.name!r}, input {port}")
+            raise foreign(input_of(cell.name, cell.places, port))
 
     def remember(
         self, cell: CellType, first: int, count: int, sequences: Sequence[ValueSequence], *, is_run: bool = False

@@ -71,13 +71,15 @@ class Branch:
 class Choice:
     """`cond` or `switch`: the value in slot `index` says which branch begins; its outputs fill `results`.
 
-    is_cond: any value but 0 is the first of two branches. Otherwise values count from 0.
+    is_cond: any value but 0 is the first of two branches. Otherwise values count from 0. line: where in the unfold
+    function it is called, for the start of an error; see `at_line`.
     """
 
     index: int
     branches: tuple[Branch, ...]
     results: tuple[int, ...]
     is_cond: bool
+    line: str
 
 
 @final
@@ -112,7 +114,7 @@ class Pick:
     """`at`: slot `result` is filled with the element of a sequence that the value in slot `index` names.
 
     first: slot of the sequence's first node and its output. count: slot with its length. step: from each node to the
-    next.
+    next. line: see Choice.
     """
 
     index: int
@@ -120,6 +122,7 @@ class Pick:
     count: int
     step: int
     result: int
+    line: str
 
 
 @final
@@ -229,14 +232,14 @@ def _key(item: Item) -> object:
         read = (item.arguments, item.exports, item.spans)
         return (Segment, graph, loops, *read, item.size, item.ends, item.fetched)
     if isinstance(item, Choice):
-        return (Choice, item.index, tuple(map(_branch_key, item.branches)), item.results, item.is_cond)
+        return (Choice, item.index, tuple(map(_branch_key, item.branches)), item.results, item.is_cond, item.line)
     if isinstance(item, WhileLoop):
         body = _branch_key(item.body)
         parts = (item.going, item.state, item.init, item.limit, item.progress, item.tests, item.filters)
         return (WhileLoop, body, *parts, item.collected, item.listed)
     if isinstance(item, Tell):
         return (Tell, item.number, item.first, item.count, item.step, item.progress)
-    return (Pick, item.index, item.first, item.count, item.step, item.result)
+    return (Pick, item.index, item.first, item.count, item.step, item.result, item.line)
 
 
 def _loop_key(loop: Any) -> object:

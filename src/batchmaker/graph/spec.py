@@ -59,7 +59,7 @@ class CellType:
     first among types that satisfy the same criterion of Algorithm 1. host_outputs: indices of the outputs that travel
     to the host after every step. form_of: the type of the same cell in chains with another number of inputs per step.
     memories: the first len(memories) inputs are memories, sequences of any number of rows of that spec; of each, GIVEN,
-    or the output whose earlier steps it is in a run.
+    or the output whose earlier steps it is in a run. places: of the inputs in forward(), if it has memories.
     """
 
     type_id: TypeId
@@ -71,6 +71,7 @@ class CellType:
     host_outputs: tuple[int, ...] = ()
     form_of: TypeId | None = None
     memories: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
 
     def in_form(self, type_id: TypeId, num_step_inputs: int) -> CellType:
         """Return the type of the same cell in chains with so many inputs per step. They run apart from the others."""

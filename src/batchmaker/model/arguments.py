@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from batchmaker.compile.declaration import Declared
 from batchmaker.compiled import int64s
 from batchmaker.errors import InvalidRequestError
-from batchmaker.graph.argument_errors import foreign, never_computed
+from batchmaker.graph.argument_errors import foreign, input_of, never_computed
 from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
@@ -31,6 +31,9 @@ class CalledCell(Protocol):
     def module(self) -> Any: ...
 
     @property
+    def places(self) -> tuple[int, ...]: ...
+
+    @property
     def declared(self) -> Declared | None: ...
 
     def data_dtype(self, port: int) -> str: ...
@@ -38,8 +41,8 @@ class CalledCell(Protocol):
 
 def where(cell: CalledCell, port: int | None = None) -> str:
     """Name a cell, or one of its inputs, for messages."""
-    name = f"cell {cell.name or type(cell.module).__name__!r}"
-    return name if port is None else f"{name}, input {port}"
+    name = cell.name or type(cell.module).__name__
+    return f"cell {name!r}" if port is None else input_of(name, cell.places, port)
 
 
 def single(cell: CalledCell, argument: Any, known: CellType | None, port: int) -> Argument:

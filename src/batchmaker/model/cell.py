@@ -139,11 +139,13 @@ class Cell:
         self.memories, self.own_rows = declared_memories(memory, self.module, self.float_dtype)
         self.memory_outputs = outputs_kept(self.memories)
         self._with_memories: nn.Module | None = None
+        self.places: tuple[int, ...] = ()
         if self.memories:
             if self.programs is not None or isinstance(self.module, Opaque) or optimize:
                 raise OptionError("memory= is for an nn.Module, without optimize=True")
             names = [one.name for one in self.memories]
-            self._with_memories = MemoryModule(self.module, names)
+            self._with_memories = reordered = MemoryModule(self.module, names)
+            self.places = reordered.in_forward
             self._order = in_order(self.module, names)
         check_whole_form(whole, whole_from, has_memories=bool(self.memories))
         self.whole, self.whole_from = whole, whole_from

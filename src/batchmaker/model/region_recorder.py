@@ -424,7 +424,7 @@ class Decisions:
 
     def choice(self, what: str, index: Value, functions: Sequence[Callable[[], Any]], *, is_cond: bool) -> Any:
         """Record a choice between branches; see `cond`."""
-        region, at = self._now, self._test(what, index)
+        region, at, line = self._now, self._test(what, index), at_line()
         made = [self._inner(function) for function in functions]
         names = ("true_fn", "false_fn") if is_cond else tuple([f"branch {k}" for k in range(len(functions))])
         parted = [flat(result) for _, result in made]
@@ -450,18 +450,18 @@ class Decisions:
             handles.append(region.handle(slot, spec))
         inners = [inner for inner, _ in made]
         region.wait(item, (at, *[slot for inner in inners for slot in inner.captured]))
-        region.items[item] = lambda: Choice(at, tuple([i.branch() for i in inners]), tuple(results), is_cond)
+        region.items[item] = lambda: Choice(at, tuple([i.branch() for i in inners]), tuple(results), is_cond, line)
         return built(made[0][1], iter(handles))
 
     def pick(self, sequence: ValueSequence, index: Value) -> Value:
         """Record the choice of an element of a sequence; see ValueSequence.at."""
-        region, at = self._now, self._test("at", index)
+        region, at, line = self._now, self._test("at", index), at_line()
         first, count, step = self._span_of(sequence)
         item = region.new_item()
         slot = region.new_slot(item)
         region.sources[slot] = [(region, first)]
         region.wait(item, (first, count, at))
-        region.items[item] = lambda: Pick(at, first, count, step, slot)
+        region.items[item] = lambda: Pick(at, first, count, step, slot, line)
         return region.handle(slot, sequence.spec)
 
     def loop(

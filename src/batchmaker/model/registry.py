@@ -260,6 +260,7 @@ class CellRegistry:
             cell.priority,
             cell.host_outputs,
             memories=cell.memory_outputs,
+            places=cell.places,
         )
         self.bound.append(bound)
         self._trials.append(trial)

@@ -22,6 +22,7 @@ from batchmaker.errors import (
     SequenceStateError,
     StoppedError,
 )
+from batchmaker.graph.misuse import without_line
 
 
 class FaultKind(Enum):
@@ -96,7 +97,7 @@ def fault_of(error: BaseException) -> ServiceError:
                 "(GET /v2/models/NAME)."
             )
         case InvalidRequestError() | NodeLimitError() | SequenceStateError():
-            return invalid(str(error))
+            return invalid(without_line(str(error)))
         case MemoryLimitError():
             return invalid("the values of this request do not fit into the server's memory; send less at a time")
         case SequenceLimitError():

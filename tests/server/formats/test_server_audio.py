@@ -322,6 +322,7 @@ def test_other_chunks_the_extensible_format_and_unknown_sizes_are_read():
         riff((b"LIST", b"odd"), (b"fmt ", plain), (b"fact", bytes(4)), (b"data", sound), (b"id3 ", b"x")),
         riff((b"fmt ", extended), (b"data", sound)),
         riff((b"fmt ", plain), (b"data", sound), claimed=0xFFFFFFFF),
+        b"RIFF" + bytes(4) + riff((b"fmt ", plain), (b"data", sound), claimed=0)[8:],
     ):
         assert bytes(read_wav(file).data) == sound
 

@@ -226,6 +226,10 @@ def test_generate_takes_plain_values():
         (b'{"pairs": [[1], [2]]}', r"got shape \[2, 1\], expected \[-1, 2\]"),
         (b'{"id": 3}', "not the JSON"),
         (b'{"parameters": []}', "not the JSON"),
+        (b'{"words": [1], "pairs": [], "words": [2]}', "the key 'words' is sent twice"),
+        (b'{"words": [1], "\\u0077ords": [2]}', "the key 'words' is sent twice"),
+        (b'{"parameters": {"priority": 1, "priority": 2}}', "the key 'priority' is sent twice"),
+        (b"{" + b", ".join([b'"id": "i"'] * 1_000_000) + b"}", "the key 'id' is sent twice"),
     ],
 )
 def test_generate_refuses_what_it_does_not_know(sent, said):

@@ -114,6 +114,11 @@ def test_answers_are_json_or_the_values_of_one_output():
     assert form.write(response) == np.array([0.5, 1.0], "<f4").tobytes()
 
 
+def test_half_of_a_character_in_a_control_is_named():
+    with pytest.raises(ServiceError, match=r"'end' is no input .* \\ud800 \(byte 9\) is half of a character"):
+        ChunkForm(signature(AUDIO), {}).read_control('{"end": "\\ud800"}')
+
+
 def test_an_error_says_its_status_and_when_to_try_again():
     fault = ServiceError(FaultKind.UNAVAILABLE, "too much", 1.5)
     assert json.loads(ChunkForm.write_fault(fault, "a")) == {

@@ -15,7 +15,9 @@ import batchmaker as bm
 from batchmaker.errors import ModelError
 from batchmaker.server import Completions, Signature, TensorSpec
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.formats.completions import Writing, choices_of, completions_of, read_ask
+from batchmaker.server.formats.completions import MOST_CHARACTERS, Writing, choices_of, completions_of, read_ask
+from batchmaker.server.formats.pieces import at_once
+from batchmaker.server.limits import Limits
 
 BYTES = Completions(encode, decode, END)
 INPUTS = (TensorSpec("prompt", "INT64", (-1,)), TensorSpec("max_tokens", "INT64", (1,), optional=True))
@@ -99,20 +101,24 @@ def asked(**fields: Any) -> Any:
     return read_ask(json.dumps({"model": "m", "prompt": "ab", **fields}).encode())
 
 
+def choices(ask: Any, completions: Completions, signature: Signature) -> list[Any]:
+    return at_once(choices_of(ask, completions, signature, Limits(max_sequence=1000)))
+
+
 def inputs(choice: Any) -> dict[str, Any]:
     return {tensor.name: tensor.data.tolist() for tensor in choice.request.inputs}
 
 
 def test_fields_become_the_inputs_that_the_model_has():
-    (choice,) = choices_of(asked(temperature=0.5, top_p=0.9, seed=4, max_tokens=7), BYTES, FULL)
+    (choice,) = choices(asked(temperature=0.5, top_p=0.9, seed=4, max_tokens=7), BYTES, FULL)
     assert inputs(choice) == {
         "prompt": [97, 98], "max_tokens": [7], "temperature": [0.5], "top_p": [0.9], "seed": [4],
     }  # fmt: skip
-    (plain,) = choices_of(asked(), BYTES, GREEDY)
+    (plain,) = choices(asked(), BYTES, GREEDY)
     assert inputs(plain) == {"prompt": [97, 98], "max_tokens": [16]}
-    (drawn,) = choices_of(asked(), BYTES, FULL)
+    (drawn,) = choices(asked(), BYTES, FULL)
     assert inputs(drawn)["temperature"] == [1.0]
-    assert inputs(drawn)["seed"] != inputs(choices_of(asked(), BYTES, FULL)[0])["seed"]
+    assert inputs(drawn)["seed"] != inputs(choices(asked(), BYTES, FULL)[0])["seed"]
 
 
 def test_prompts_are_texts_or_tokens_one_or_several_and_each_is_continued_n_times():
@@ -122,12 +128,12 @@ def test_prompts_are_texts_or_tokens_one_or_several_and_each_is_continued_n_time
         ([97, 98], [[97, 98]]),
         ([[97], [98, 99]], [[97], [98, 99]]),
     ):
-        choices = choices_of(asked(prompt=prompt, n=2, seed=5, echo=True), BYTES, FULL)
-        assert [inputs(choice)["prompt"] for choice in choices] == [each for each in tokens for _ in range(2)]
-        assert [inputs(choice)["seed"] for choice in choices] == [[5], [6]] * len(tokens)
-        assert [choice.number for choice in choices] == list(range(len(choices)))
-        assert [choice.begin for choice in choices] == [decode(each) for each in tokens for _ in range(2)]
-    (last,) = choices_of(asked(n=2, seed=(1 << 63) - 1), BYTES, FULL)[1:]
+        found = choices(asked(prompt=prompt, n=2, seed=5, echo=True), BYTES, FULL)
+        assert [inputs(choice)["prompt"] for choice in found] == [each for each in tokens for _ in range(2)]
+        assert [inputs(choice)["seed"] for choice in found] == [[5], [6]] * len(tokens)
+        assert [choice.number for choice in found] == list(range(len(found)))
+        assert [choice.begin for choice in found] == [decode(each) for each in tokens for _ in range(2)]
+    (last,) = choices(asked(n=2, seed=(1 << 63) - 1), BYTES, FULL)[1:]
     assert inputs(last)["seed"] == [-(1 << 63)]
 
 
@@ -144,7 +150,21 @@ def test_prompts_are_texts_or_tokens_one_or_several_and_each_is_continued_n_time
         ({"prompt": 3}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": ["a", 3]}, "prompt must be a text"),
-        ({"prompt": ["a"] * 129}, "one to 128 texts"),
+        ({"prompt": ["a"] * 129}, "at most 128 texts"),
+        ({"prompt": ["a"] * 65, "n": 2}, "at most 128 texts"),
+        ({"prompt": [[]] * 1_000_000}, "at most 128 texts"),
+        ({"prompt": True}, "prompt must be a text"),
+        ({"prompt": [None]}, "'prompt'.*got `null`"),
+        ({"prompt": [1.5]}, "'prompt'.*got `float`"),
+        ({"prompt": [[1], 3]}, "prompt must be a text"),
+        ({"prompt": [1, [3]]}, "'prompt'"),
+        ({"prompt": [[[1]]]}, "'prompt': got shape"),
+        ({"prompt": [1] * 1001}, "a dimension of 1001 is more than 1000"),
+        ({"prompt": "a" * (1000 * MOST_CHARACTERS + 1)}, "16001 characters is more than 16000"),
+        ({"stop": ["a"] * 1_000_000}, "at most 4 strings"),
+        ({"stop": [""]}, "length >= 1 - at `\\$.stop"),
+        ({"best_of": True}, "best_of is not supported"),
+        ({"suffix": [[]] * 1_000_000}, "suffix is not supported"),
         ({"prompt": "\N{SNOWMAN}"}, "cannot make tokens of this prompt"),
         ({"logprobs": 2}, "logprobs is not supported"),
         ({"best_of": 3}, "best_of is not supported"),
@@ -155,21 +175,48 @@ def test_prompts_are_texts_or_tokens_one_or_several_and_each_is_continued_n_time
 )
 def test_what_cannot_be_done_is_refused_and_named(fields, said):
     with pytest.raises(ServiceError, match=said) as caught:
-        choices_of(asked(**fields), BYTES, GREEDY)
+        choices(asked(**fields), BYTES, GREEDY)
     assert caught.value.kind is FaultKind.INVALID
     assert "secret" not in str(caught.value)
 
 
+def test_a_field_that_is_sent_twice_is_refused_and_named():
+    with pytest.raises(ServiceError, match="the key 'prompt' is sent twice"):
+        read_ask(b'{"model": "m", "prompt": "ab", "stream": false, "prompt": "cd"}')
+
+
 def test_fields_that_ask_for_nothing_are_taken():
     neutral = {"logprobs": None, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}
-    assert len(choices_of(asked(**neutral, temperature=0, top_p=1, seed=3, user="ann"), BYTES, GREEDY)) == 1
+    assert len(choices(asked(**neutral, temperature=0, top_p=1, seed=3, user="ann"), BYTES, GREEDY)) == 1
 
 
-def test_a_decode_that_raises_is_the_models_fault():
-    writing = Writing(Completions(encode, lambda tokens: tokens[9]), (), 9)
-    with pytest.raises(ServiceError, match="could not make a text") as caught:
-        writing.add(3)
+def of_ascii(tokens: Any) -> str:
+    return bytes(tokens).decode("ascii")
+
+
+@pytest.mark.parametrize(
+    ("decode", "said"),
+    [
+        (of_ascii, r"the model computed the token 200, of which its own decode makes no text"),
+        (lambda tokens: 200 if 200 in tokens else "", r"computed the token 200"),
+        (lambda tokens: tokens[9], r"computed the token 97"),
+        (lambda tokens: "" if len(tokens) < 2 else 1, r"computed tokens, of which its own decode makes no text"),
+    ],
+)
+def test_a_decode_that_refuses_what_the_model_computed_is_the_models_fault(decode, said):
+    writing = Writing(Completions(encode, decode), (), 9)
+    with pytest.raises(ServiceError, match=said) as caught:
+        "".join(map(writing.add, (97, 98, 200)))
     assert caught.value.kind is FaultKind.INTERNAL
+
+
+def test_an_echo_of_tokens_that_decode_refuses_is_the_clients_fault():
+    strict = Completions(encode, of_ascii)
+    ask = asked(prompt=[97, 300, 98, 300, 99], echo=True)
+    with pytest.raises(ServiceError, match=r"echo needs .* decode makes none of the token 300") as caught:
+        choices(ask, strict, GREEDY)
+    assert caught.value.kind is FaultKind.INVALID
+    assert len(choices(asked(prompt=[97, 300]), strict, GREEDY)) == 1
 
 
 class Texts(bm.Model):

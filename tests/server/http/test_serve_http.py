@@ -323,6 +323,19 @@ def test_compressed_bodies_are_refused_with_advice(server):
         )
 
 
+@pytest.mark.parametrize("codings", [["gzip, chunked"], ["gzip", "chunked"]])
+def test_a_body_in_a_transfer_coding_that_is_not_known_is_not_read_as_if_it_were_plain(server, codings):
+    connection = server.connect()
+    head = ["POST /v2/models/lstm/generate HTTP/1.1", "Host: localhost"]
+    head += [f"Transfer-Encoding: {coding}" for coding in codings]
+    body = b'{"input_0": [3]}'
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    connection.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + chunks)
+    answer = read_head(connection)
+    assert answer.startswith(b"HTTP/1.1 501")
+    assert b"Transfer-Encoding 'gzip" in answer
+
+
 def test_a_trace_shows_the_last_requests(server):
     server.post("/v2/models/counter/generate", {"input_0": 5})
     trace = server.get("/v2/trace?seconds=30").json

@@ -293,6 +293,22 @@ def test_a_client_that_sends_all_at_once_is_slowed_down_and_answered(server, mod
     assert with_client(server, work) == model.plain(floats(pcm))
 
 
+def test_sound_of_a_client_that_has_gone_is_not_heard_to_its_end(server):
+    seconds = 600  # in chunks of 0.2 s
+    pcm = np.concatenate([sound(2.0, seed=3), np.zeros(seconds * scribe.RATE, np.int16)])
+    before = server.metric("nv_inference_request_success", model="scribe")
+
+    async def work(client: openai.AsyncOpenAI) -> None:
+        async with client.realtime.connect(model="scribe") as connection:
+            await connection.input_audio_buffer.append(audio=base64_of(pcm))
+            await next_of(connection, "conversation.item.input_audio_transcription.delta")
+
+    with_client(server, work)
+    server.wait_for(lambda: server.metric("batchmaker_open_sequences") == 0)
+    server.wait_idle()
+    assert server.metric("nv_inference_request_success", model="scribe") - before < 5 * seconds
+
+
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 

@@ -167,6 +167,12 @@ def test_what_cannot_be_done_is_refused_and_named(server, options, status, said)
         ("multipart/form-data", b"", "multipart/form-data with its boundary"),
         ("multipart/form-data; boundary=B", b"nothing", "no whole form"),
         ("multipart/form-data; boundary=B", b"--B\r\n\r\nx\r\n--B--\r\n", "has no name"),
+        ("multipart/form-data; boundary=B", b"", "ends before its last boundary"),
+        (
+            "multipart/form-data; boundary=B",
+            b'--B\r\nContent-Disposition: form-data; name="model"\r\n\r\nscribe\r\n--B\r\n',
+            "ends before its last boundary",
+        ),
         ("multipart/form-data; boundary=B", b"--B--\r\n", "the file is missing|no whole form"),
     ],
 )

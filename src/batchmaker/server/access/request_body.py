@@ -101,6 +101,12 @@ class HeldBytes:
                 raise ServiceError(
                     FaultKind.ENCODING, f"Content-Encoding {encoding!r} is not supported; send it as it is"
                 )
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                coding = value[:32].decode("latin-1")
+                raise ServiceError(
+                    FaultKind.UNSUPPORTED,
+                    f"Transfer-Encoding {coding!r} is not supported; send it as it is, or chunked",
+                )
             if name == b"content-length":
                 if not value.isdigit():
                     raise invalid("Content-Length is not a number")

@@ -14,6 +14,7 @@ from batchmaker.errors import unknown_name
 from batchmaker.server.faults import STATUS, FaultKind, ServiceError, invalid
 from batchmaker.server.formats.audio import Encoding, in_rows
 from batchmaker.server.formats.generate_body import read_generate, write_generate
+from batchmaker.server.formats.infer_body import lone_surrogate
 from batchmaker.server.formats.messages import InferRequest, InferResponse, Parameter, WantedOutput
 from batchmaker.server.formats.parameters import call_options
 from batchmaker.server.formats.pieces import at_once
@@ -148,7 +149,8 @@ class ChunkForm:
         try:
             return _CONTROLS.decode(message)
         except msgspec.DecodeError as error:
-            raise invalid(f"{control[1]!r} is no input of this model, and no control of this form: {error}") from None
+            said = lone_surrogate(message.encode()) or error
+            raise invalid(f"{control[1]!r} is no input of this model, and no control of this form: {said}") from None
 
     def read_values(self, message: bytes | memoryview) -> Any:
         """Return the argument of `unfold_chunk` of plain values, not copied. INVALID if they do not fit the input."""

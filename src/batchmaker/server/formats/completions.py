@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final, NamedTuple, Protocol, final, runtime_checkable
 
 import msgspec
@@ -15,26 +17,34 @@ from numpy.typing import NDArray
 from batchmaker.errors import ModelError, said_by
 from batchmaker.model.model import Model
 from batchmaker.server.faults import invalid
-from batchmaker.server.formats.growing_text import GrowingText, decoded
-from batchmaker.server.formats.infer_body import decode_json
+from batchmaker.server.formats.growing_text import GrowingText, echoed
+from batchmaker.server.formats.infer_body import at_most, decode_json, items_of
+from batchmaker.server.formats.json_keys import keys_once
+from batchmaker.server.formats.json_tensors import read_json
 from batchmaker.server.formats.messages import InferRequest
+from batchmaker.server.formats.pieces import Pieces
 from batchmaker.server.formats.signature import Signature
 from batchmaker.server.formats.tensors import Tensor, kind_of
+from batchmaker.server.limits import Limits
 
 _LOG = logging.getLogger("batchmaker.server")
 MAX_CHOICES: Final = 128
 """Most texts in one answer: prompts times `n`."""
 MAX_TOKENS: Final = 16
 """As in OpenAI's API."""
-_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
-    "suffix": (None, ""),
-    "logprobs": (None,),
-    "best_of": (None, 1),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
+MAX_STOPS: Final = 4
+"""As in OpenAI's API."""
+MOST_CHARACTERS: Final = 16
+"""Of a text for each token that a prompt may have: a longer one is not made into tokens."""
+_NEUTRAL: Final[dict[str, tuple[bytes, ...]]] = {
+    "suffix": (b'""',),
+    "logprobs": (),
+    "best_of": (b"1",),
+    "presence_penalty": (b"0", b"0.0"),
+    "frequency_penalty": (b"0", b"0.0"),
+    "logit_bias": (b"{}",),
 }
-"""Fields that are not supported, with the values that ask for nothing."""
+"""Fields that are not supported, with the values besides null that ask for nothing, in JSON."""
 
 
 @final
@@ -82,7 +92,6 @@ def completions_of(model: Model, signature: Signature) -> Completions | None:
 
 
 Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
@@ -91,42 +100,57 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CompletionAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a call."""
+    """The body of a call. What may be long is read later: skipping it is fast, and making objects of it is not."""
 
     model: str
-    prompt: str | list[str | Token | list[Token]]
+    prompt: msgspec.Raw
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Whole | None = None
     seed: Whole | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
-    stop: Stop | Annotated[list[Stop], msgspec.Meta(max_length=4)] | None = None
+    stop: msgspec.Raw = msgspec.Raw()
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool | None = None
     user: str | None = None
-    suffix: Any = None
-    logprobs: Any = None
-    best_of: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    logit_bias: Any = None
+    suffix: msgspec.Raw = msgspec.Raw()
+    logprobs: msgspec.Raw = msgspec.Raw()
+    best_of: msgspec.Raw = msgspec.Raw()
+    presence_penalty: msgspec.Raw = msgspec.Raw()
+    frequency_penalty: msgspec.Raw = msgspec.Raw()
+    logit_bias: msgspec.Raw = msgspec.Raw()
 
     @property
     def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        """The stop strings. INVALID for anything else."""
+        if not bytes(self.stop).startswith(b"["):
+            stop = decode_json(_STOP, self.stop, ".stop") if self.stop else None
+            return () if stop is None else (stop,)
+        stops = items_of(decode_json(_STOPS, self.stop, ".stop"))
+        if len(stops) > MAX_STOPS:
+            raise invalid(f"stop: at most {MAX_STOPS} strings are taken")
+        return tuple(stops)
 
 
 _ASK: Final = msgspec.json.Decoder(CompletionAsk)
+_KEYS: Final = keys_once(msgspec.Raw)
+_STOP: Final = msgspec.json.Decoder(Stop | None)
+_STOPS: Final = at_most(Stop, MAX_STOPS)
+_TEXT: Final = msgspec.json.Decoder(str)
+_SEVERAL: Final = re.compile(rb'\[\s*["\[]')
+_PROMPTS: Final = at_most(msgspec.Raw, MAX_CHOICES)
 
 
 def read_ask(body: bytes) -> CompletionAsk:
     """Return what a body asks for. INVALID if it is wrong, or asks for what is not supported."""
     ask: CompletionAsk = decode_json(_ASK, body)
+    decode_json(_KEYS, body)
     for name, neutral in _NEUTRAL.items():
-        if getattr(ask, name) not in neutral:
+        if bytes(getattr(ask, name)) not in (b"", b"null", *neutral):
             raise invalid(f"{name} is not supported; leave it out")
+    ask.stops  # noqa: B018 - refused before anything is computed
     return ask
 
 
@@ -139,39 +163,54 @@ class Continuation(NamedTuple):
     begin: str
 
 
-def choices_of(ask: CompletionAsk, completions: Completions, signature: Signature) -> list[Continuation]:
+def choices_of(
+    ask: CompletionAsk, completions: Completions, signature: Signature, limits: Limits
+) -> Pieces[list[Continuation]]:
     """Return the texts that are asked for, in order. INVALID if the model cannot write them so."""
-    prompts = list(_prompts(ask, completions))
     count = ask.n or 1
-    if not prompts or len(prompts) * count > MAX_CHOICES:
-        raise invalid(f"{len(prompts)} prompts and n={count}: one to {MAX_CHOICES} texts can be asked for at once")
+    several = _several(ask.prompt)
+    if len(several) * count > MAX_CHOICES:
+        raise invalid(f"prompt and n={count}: at most {MAX_CHOICES} texts can be asked for at once")
     options = _options(ask, {spec.name for spec in signature.inputs})
     choices: list[Continuation] = []
-    for tokens, begin in prompts:
-        prompt = Tensor("prompt", "INT64", tokens)
+    for one in several:
+        if choices:
+            yield
+        if one.startswith(b"["):
+            check = partial(signature.check_input, "prompt", "INT64", limits=limits)
+            prompt = yield from read_json("prompt", "INT64", None, one, check)
+            if prompt.data.min(initial=0) < 0:
+                raise invalid(f"prompt: tokens are numbers from 0 on, got {prompt.data.min()}")
+            begin = echoed(prompt.data.tolist(), completions.decode) if ask.echo else ""
+        else:
+            text = decode_json(_TEXT, one, ".prompt")
+            prompt = Tensor("prompt", "INT64", _encoded(text, completions, limits))
+            begin = text if ask.echo else ""
         for number in range(count):
             inputs = (prompt, *(Tensor(name, kind, value) for name, kind, value in options))
             if ask.seed is not None:
                 inputs = tuple(_with_seed(tensor, number) for tensor in inputs)
-            choices.append(Continuation(len(choices), InferRequest(inputs), len(tokens), begin))
+            choices.append(Continuation(len(choices), InferRequest(inputs), len(prompt.data), begin))
     return choices
 
 
-def _prompts(ask: CompletionAsk, completions: Completions) -> Iterator[tuple[NDArray[np.int64], str]]:
-    """Yield the tokens of each prompt, and its text if the answers begin with it."""
-    prompt = ask.prompt
-    several: Sequence[Any] = [prompt] if isinstance(prompt, str) or all(isinstance(x, int) for x in prompt) else prompt
-    if len({type(one) for one in several}) > 1 or isinstance(several[0], int):
+def _several(prompt: msgspec.Raw) -> list[bytes]:
+    """Return each prompt in JSON: all are texts, or all lists; no more than one too many."""
+    whole = bytes(prompt)
+    several = [whole]
+    if _SEVERAL.match(whole):
+        several = [bytes(one) for one in items_of(decode_json(_PROMPTS, whole, ".prompt"))]
+    if {one[:1] for one in several} not in ({b'"'}, {b"["}):
         raise invalid("prompt must be a text, a list of texts, a list of tokens or a list of such lists")
-    for one in several:
-        tokens = one if isinstance(one, list) else _encoded(one, completions)
-        text = "" if not ask.echo else one if isinstance(one, str) else decoded(one, completions.decode)
-        yield np.array(tokens, np.int64), text
+    return several
 
 
-def _encoded(text: str, completions: Completions) -> list[int]:
+def _encoded(text: str, completions: Completions, limits: Limits) -> NDArray[np.int64]:
+    most = MOST_CHARACTERS * limits.max_sequence
+    if len(text) > most:
+        raise invalid(f"a prompt of {len(text)} characters is more than {most}")
     try:
-        return [int(token) for token in completions.encode(text)]
+        return np.array([int(token) for token in completions.encode(text)], np.int64)
     except Exception as error:
         _LOG.warning("encode raised", extra={"error": said_by(error)})
         raise invalid("the model cannot make tokens of this prompt") from error

@@ -42,6 +42,8 @@ def read_form(body: bytes, content_type: str | None) -> Pieces[FormBody]:
         parser.finalize()
     except FormParserError as error:
         raise invalid(f"the body is no whole form: {str(error)[:200]}") from None
+    if not parts.has_ended:
+        raise invalid("the body is no whole form: it ends before its last boundary")
     return parts.form
 
 
@@ -51,6 +53,7 @@ class _Parts:
 
     def __init__(self) -> None:
         self.form = FormBody()
+        self.has_ended = False
         self._num_parts = 0
         self._header = [b"", b""]
         self._disposition = b""
@@ -65,6 +68,7 @@ class _Parts:
             "on_header_end": self._end_header,
             "on_part_data": self._add,
             "on_part_end": self._end,
+            "on_end": self._end_form,
         }
 
     def _begin(self) -> None:
@@ -104,3 +108,6 @@ class _Parts:
             raise invalid(
                 f"field {name[:64]!r} is not UTF-8; a file has a filename in its Content-Disposition"
             ) from None
+
+    def _end_form(self) -> None:
+        self.has_ended = True

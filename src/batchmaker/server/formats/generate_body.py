@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -10,8 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from batchmaker.errors import nearest_name
-from batchmaker.server.faults import ServiceError, invalid
+from batchmaker.server.faults import invalid
 from batchmaker.server.formats.infer_body import decode_json, read_parameters
+from batchmaker.server.formats.json_keys import by_name, keys_once
 from batchmaker.server.formats.json_tensors import PIECE_BYTES, read_json
 from batchmaker.server.formats.messages import InferRequest, InferResponse
 from batchmaker.server.formats.pieces import Pieces
@@ -20,24 +20,13 @@ from batchmaker.server.formats.tensors import Tensor, check_finite
 from batchmaker.server.limits import Limits
 
 _ID: Final = msgspec.json.Decoder(str)
-_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.{1,64})", re.DOTALL)
 _RESERVED: Final = ("parameters", "id")
 
 
 def read_generate(body: bytes, signature: Signature, limits: Limits) -> Pieces[InferRequest]:
     """Return the request in a body such as {"source": [3, 4, 5], "parameters": {"deadline_ms": 50}}."""
     specs = {spec.name: spec for spec in signature.inputs if spec.name not in _RESERVED}
-    names = (*_RESERVED, *specs)
-    try:
-        read = msgspec.structs.astuple(decode_json(_decoder(names), body))
-    except ServiceError as error:
-        unknown = _UNKNOWN.search(str(error))
-        if unknown is None:
-            raise
-        name = unknown[1].removesuffix("`")
-        listed = f"{', '.join(map(repr, specs))}, 'parameters' and 'id'"
-        raise invalid(f"unknown key {name!r}; known: {listed}.{nearest_name(name, names)}") from None
-    values = {name: value for name, value in zip(names, read, strict=True) if value}
+    values = by_name(decode_json(_decoder(tuple(specs)), body))
     parameters = read_parameters(values.pop("parameters", msgspec.Raw()))
     request_id = decode_json(_ID, values.pop("id"), ".id") if "id" in values else ""
     inputs: list[Tensor] = []
@@ -49,11 +38,16 @@ def read_generate(body: bytes, signature: Signature, limits: Limits) -> Pieces[I
 
 
 @lru_cache(maxsize=256)
-def _decoder(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
+def _decoder(inputs: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
     """Return a decoder of objects with some of these keys and no others; the first other one ends the reading."""
-    plain = {f"key_{number}": name for number, name in enumerate(names)}
-    fields = [(field, msgspec.Raw, msgspec.Raw()) for field in plain]
-    return msgspec.json.Decoder(msgspec.defstruct("Keys", fields, rename=plain, forbid_unknown_fields=True))
+    names = (*_RESERVED, *inputs)
+
+    def check(name: str) -> None:
+        if name not in names:
+            listed = f"{', '.join(map(repr, inputs))}, 'parameters' and 'id'"
+            raise invalid(f"unknown key {name[:64]!r}; known: {listed}.{nearest_name(name[:64], names)}")
+
+    return keys_once(msgspec.Raw, check)
 
 
 def _tensor(spec: TensorSpec, data: bytes, signature: Signature, limits: Limits) -> Pieces[Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
 from batchmaker.errors import said_by
-from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.faults import FaultKind, ServiceError, invalid
 
 _LOG = logging.getLogger("batchmaker.server")
 _UNFINISHED: Final = "\ufffd"
@@ -18,16 +18,41 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def decoded(tokens: Sequence[int], decode: Decode) -> str:
-    """Return the text of tokens. INTERNAL if the model's own function raises, or returns no text."""
+    """Return the text of tokens that the model has computed. INTERNAL if its own `decode` gives none."""
+    text, refused = _text_of(tokens, decode)
+    if refused:
+        raise ServiceError(FaultKind.INTERNAL, f"the model computed {refused}, of which its own decode makes no text")
+    return text
+
+
+def echoed(tokens: Sequence[int], decode: Decode) -> str:
+    """Return the text of tokens that the client has sent. INVALID if the model's `decode` gives none."""
+    text, refused = _text_of(tokens, decode)
+    if refused:
+        raise invalid(f"echo needs the prompt as text, and the model's decode makes none of {refused}")
+    return text
+
+
+def _text_of(tokens: Sequence[int], decode: Decode) -> tuple[str, str]:
+    """Return the text of tokens, and which of them has none; "" if all have."""
+    text, said = _tried(tokens, decode)
+    if not said:
+        return text, ""
+    _LOG.warning("decode gave no text", extra={"error": said})
+    while len(tokens) > 1:
+        half = tokens[: len(tokens) // 2]
+        tokens = half if _tried(half, decode)[1] else tokens[len(half) :]
+    alone = tokens and _tried(tokens, decode)[1]  # some give no text only beside others
+    return "", f"the token {tokens[0]}" if alone else "tokens"
+
+
+def _tried(tokens: Sequence[int], decode: Decode) -> tuple[str, str]:
+    """Return the text of tokens, and what happened if there is none."""
     try:
         text: Any = decode(tokens)
-        if isinstance(text, str):
-            return str(text)
-        said = f"returned {type(text).__name__}"
     except Exception as error:
-        said = f"raised {said_by(error)}"
-    _LOG.warning("decode gave no text", extra={"error": said})
-    raise ServiceError(FaultKind.INTERNAL, "the model could not make a text of its tokens")
+        return "", f"raised {said_by(error)}"
+    return (str(text), "") if isinstance(text, str) else ("", f"returned {type(text).__name__}")
 
 
 @final

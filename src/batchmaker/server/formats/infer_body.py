@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from batchmaker.server.faults import ServiceError, invalid
+from batchmaker.server.formats.json_keys import by_name, keys_once
 from batchmaker.server.formats.json_tensors import PIECE_BYTES, read_json
 from batchmaker.server.formats.messages import InferRequest, InferResponse, Parameter, WantedOutput
 from batchmaker.server.formats.parameters import as_sent, refuse_unsupported
@@ -66,7 +67,7 @@ class _Body(msgspec.Struct):
 
 _BODY: Final = msgspec.json.Decoder(_Body)
 _OUTPUTS: Final = msgspec.json.Decoder(list[_Output])
-_PARAMETERS: Final = msgspec.json.Decoder(dict[str, Parameter])
+_PARAMETERS: Final = keys_once(Parameter)
 SHAPE: Final = at_most(int, MAX_DIMENSIONS)
 _MAX_BYTES: Final = 64 << 10
 """Of the JSON of a request's parameters, and of its outputs."""
@@ -88,7 +89,7 @@ def decode_json(decoder: msgspec.json.Decoder[Any], body: bytes | memoryview | m
         reason, _, place = str(error).partition(" - at `$")
         where = f" - at `${at}{place or '`'}" if at or place else ""
         lone = lone_surrogate(body)
-        raise invalid(f"the body is not the JSON expected here: {lone or reason[:512] + where[:512]}") from None
+        raise invalid(f"the body is not the JSON expected here: {(lone or reason)[:512] + where[:512]}") from None
     except RecursionError:
         raise invalid("the body is nested too deeply") from None
 
@@ -121,7 +122,7 @@ def read_parameters(raw: msgspec.Raw, at: str = ".parameters", most: int = _MAX_
     """
     if raw and len(memoryview(raw)) > most and bytes(raw).count(b",") < _FEW_PARTS:
         most = len(memoryview(raw))
-    return _part(_PARAMETERS, raw, at, most) if raw else {}
+    return by_name(_part(_PARAMETERS, raw, at, most)) if raw else {}
 
 
 def _part(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw, at: str, most: int) -> Any:

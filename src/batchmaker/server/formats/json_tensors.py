@@ -52,7 +52,7 @@ def _decoder(scalar: type, depth: int) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(wanted)
 
 
-Check = Callable[[Sequence[int]], None]
+Check = Callable[[Sequence[int]], object]
 """Raises INVALID for a shape that the model does not take, before the elements are read."""
 
 

@@ -15,7 +15,8 @@ _EXTENSIBLE: Final = 0xFFFE
 """The format tag is then the beginning of the subformat."""
 
 _UNKNOWN_SIZE: Final = 0x7FFFF000
-"""From here on a size says that the writer did not know it: the sound goes to the end of the file."""
+"""From here on a size says that the writer did not know it: the sound goes to the end of the file. So does 0 where that
+of the whole file is 0 too."""
 
 _MAX_CHUNKS: Final = 256
 """Before the sound: a file of nothing but chunks must not take the server's time."""
@@ -57,6 +58,8 @@ def read_wav(file: bytes) -> Wav:
         elif name == b"data":
             if form is None:
                 break
+            if not size and file[4:8] == bytes(4):
+                size = _UNKNOWN_SIZE
             if size > len(file) - at and size < _UNKNOWN_SIZE:
                 raise invalid(f"the file is cut: its sound has {size} bytes by its header, and {len(file) - at} follow")
             data = view[at : at + size]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, final
 
 import msgspec
@@ -111,12 +112,15 @@ class RealtimeSession:
     while the rate of the key is used up.
     """
 
-    def __init__(self, site: Site, sender: Sender, key: str | None, model: str | None) -> None:
-        """key: for counting each event with sound. model: None if the client has not named it yet.
+    def __init__(
+        self, site: Site, sender: Sender, key: str | None, model: str | None, is_gone: Callable[[], bool]
+    ) -> None:
+        """key: for counting each event with sound. model: None if the client has not named it yet. is_gone: whether the
+        client has gone, while it is not read.
 
         Raises ServiceError if the model writes nothing that it hears, or has no room for a sequence.
         """
-        self._site, self._sender, self._key = site, sender, key
+        self._site, self._sender, self._key, self._is_gone = site, sender, key, is_gone
         self._limits = site.service.limits
         self._id = secrets.token_hex(8)
         self._language: str | None = None
@@ -201,9 +205,11 @@ class RealtimeSession:
         return Farewell(1001, cause or StopCause.SERVER)
 
     async def _room_ahead(self) -> None:
-        """Wait until another chunk may be read before those that wait are answered."""
+        """Wait until another chunk may be read before those that wait are answered. _Gone if nobody waits for them."""
         while len(self._waiting) >= 2 * self._limits.max_chunks_ahead:
             await self._leaving()
+            if self._is_gone():
+                raise _Gone
 
     async def _leaving(self) -> None:
         """Wait until something has been answered."""

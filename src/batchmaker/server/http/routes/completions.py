@@ -73,7 +73,7 @@ def completion_routes(site: Site) -> list[Route]:
             held = stack.enter_context(site.bodies.holding(sender.client))
             ask = read_ask(await held.read(request))
             model, completions = served(ask.model)
-            choices = choices_of(ask, completions, model.signature)
+            choices = await site.bodies.pieces.finish(choices_of(ask, completions, model.signature, service.limits))
             head = {
                 "id": f"cmpl-{request.state.request_id}",
                 "object": "text_completion",

@@ -17,6 +17,7 @@ from batchmaker.server.access.sender import sender_of
 from batchmaker.server.faults import invalid
 from batchmaker.server.http.routes.endpoint import Endpoint
 from batchmaker.server.service.site import Site
+from batchmaker.server.ws.protocol import SOCKET, SocketProtocol
 from batchmaker.server.ws.realtime import Farewell, RealtimeSession
 
 _PATH: Final = "/v1/realtime"
@@ -44,8 +45,10 @@ class _Listen:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, model = self._site, _model_in(HTTPConnection(scope))
+        socket: SocketProtocol = scope["extensions"][SOCKET]
         with site.service.conversation():
-            session = RealtimeSession(site, sender_of(scope, site.keys), scope["state"]["key"], model)
+            sender, key = sender_of(scope, site.keys), scope["state"]["key"]
+            session = RealtimeSession(site, sender, key, model, lambda: socket.is_gone)
             with contextlib.closing(session):
                 await receive()  # "websocket.connect"
                 spoken = PROTOCOL if PROTOCOL in scope["subprotocols"] else None
