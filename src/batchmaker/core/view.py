@@ -51,14 +51,14 @@ class View:
         self.cells: list[CellType] = []
         self.now_s = 0.0
         self._deadlines: Deadlines[RequestId] = Deadlines()
-        kept = (
+        accounts = (
             ("kinds", None if state.watched is None else state.watched.kinds),
             ("depths", state.depths),
             ("frontiers", state.frontiers),
         )
-        for what, found in kept:
-            if found is not None:
-                setattr(self, what, found)
+        for what, account in accounts:
+            if account is not None:
+                setattr(self, what, account)
 
     def __getattr__(self, what: str) -> NoReturn:
         flag = _FLAGS.get(what)
@@ -68,8 +68,8 @@ class View:
 
     @property
     def ready(self) -> Sequence[TypeId]:
-        found: list[TypeId] = ready_types(self._state.arena.types).tolist()
-        return found
+        types: list[TypeId] = ready_types(self._state.arena.types).tolist()
+        return types
 
     def num_ready(self, type_id: TypeId) -> int:
         return self._state.arena.num_ready(type_id)
