@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from batchmaker.compile.export import flat_outputs, torch_dtype
-from batchmaker.compile.mixing import NoChance, is_mixed, mixing_operation
+from batchmaker.compile.mixing_operation import NoChance, is_mixed, mixing_operation
 from batchmaker.compile.opaque import Opaque
 from batchmaker.compile.rounding import distance, is_apart, is_rounding, largest, tolerance
 from batchmaker.errors import RAISED_BY_USERS, RowsError, ShapeError

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Final, final
 
-from batchmaker.core.deadlines import Deadlines
+from batchmaker.core.deadline_heap import Deadlines
 from batchmaker.core.events import RequestId
 from batchmaker.core.priorities import HURRIED, MEMBER
 from batchmaker.core.state import SchedulerState

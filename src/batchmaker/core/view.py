@@ -8,7 +8,7 @@ from typing import Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.core.deadlines import Deadlines
+from batchmaker.core.deadline_heap import Deadlines
 from batchmaker.core.depths import Depths
 from batchmaker.core.events import RequestId
 from batchmaker.core.frontiers import Frontiers

@@ -18,7 +18,7 @@ from batchmaker.compile.export import flat_module, infer_outputs
 from batchmaker.compile.memories import MemoryModule, in_order
 from batchmaker.compile.opaque import Opaque, float_dtype_of
 from batchmaker.compile.programs import AnyProgram, Programs, ReadProgram, module_of
-from batchmaker.compile.whole_runs import WholeRun, check_whole_form
+from batchmaker.compile.whole_run_trial import WholeRun, check_whole_form
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, RowsError, ShapeError
 from batchmaker.graph.argument_errors import misfit, never_computed
 from batchmaker.graph.calls import Calls

@@ -7,7 +7,7 @@ from typing import Protocol, final
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.export import example_rows, flat_module
 from batchmaker.compile.row_trial import TrialRows
-from batchmaker.compile.whole_runs import WholeLengths, WholeRun, measured, prove_same, said_of
+from batchmaker.compile.whole_run_trial import WholeLengths, WholeRun, measured, prove_same, said_of
 from batchmaker.errors import ModelError, RowsError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues

@@ -22,8 +22,8 @@ from batchmaker.graph.cell_graph import Work
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.values import HostValues
 from batchmaker.lab.simulator.costs import StepCosts, step_costs
-from batchmaker.lab.simulator.driver import Computed
 from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulation import Computed
 from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Records, SimulatedModel, SimulatedRequest
 from batchmaker.policies import AutoPolicy, make, run_lengths

@@ -14,7 +14,7 @@ from batchmaker.cost.profile import Overhead
 from batchmaker.errors import InvariantError, OptionError
 from batchmaker.graph.spec import CellType
 from batchmaker.graph.work import work_of
-from batchmaker.lab.simulator.cell_loop import play
+from batchmaker.lab.simulator.compiled_loop import play
 from batchmaker.lab.simulator.core_tables import CoreTables, kinds_of
 from batchmaker.lab.simulator.loop_tables import (
     AUTO,
