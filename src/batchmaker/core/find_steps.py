@@ -300,9 +300,8 @@ def _note_members(
 
 @compiled_within
 def _keep(
-    nodes: Ints, subgraphs: Ints, source: Ints, source_table: Ints, is_host: Flags, value_ports: Ints, free: Ints,
-    places: Places, at: Ints, first: int, end: int, has_lanes: bool, marks: Ints, keeps: Ints, num_kept: int,
-    num_free: int,
+    arrays: TaskArrays, places: Places, at: Ints, first: int, end: int, has_lanes: bool, marks: Ints, keeps: Ints,
+    num_kept: int, num_free: int,
 ) -> tuple[int, int, int]:  # fmt: skip
     """Give rows to the positions whose outputs are read later, and mark the outputs that go to the host.
 
@@ -312,7 +311,8 @@ def _keep(
 
     Returns the number of kept outputs, the number of free rows, and the marks of all these positions together.
     """
-    all_marks = 0
+    nodes, subgraphs, source, source_table = arrays.nodes, arrays.subgraphs, arrays.source, arrays.source_table
+    is_host, value_ports, free, all_marks = arrays.is_host, arrays.value_ports, arrays.free, 0
     for position in range(first, end):
         node, mine = at[AT_NODE, position], at[AT_SUBGRAPH, position]
         owner = subgraphs[END, mine] - 1 if subgraphs[OPEN_ENDED, mine] else node
@@ -394,9 +394,7 @@ def find_steps(
         arrays.nodes, arrays.subgraphs, arrays.source, arrays.source_table, arrays.reach, arrays.consumer,
         arrays.is_host,
     )  # fmt: skip
-    value_ports, free, occupant, lane_tables, seconds = (
-        arrays.value_ports, arrays.free, arrays.occupant, arrays.lane_tables, arrays.seconds
-    )  # fmt: skip
+    occupant, lane_tables, seconds = arrays.occupant, arrays.lane_tables, arrays.seconds
     ranked, plan_rows = len(ranks) > 0, places.plan_rows
     steps_room = min(limits.max_steps, 8)
     ends, flags = np.zeros((NUM_ENDS, steps_room), np.int64), np.zeros((NUM_FLAGS, steps_room), np.int64)
@@ -485,8 +483,7 @@ def find_steps(
                 places.num_memories,
             )  # fmt: skip
             num_kept, num_free, found_marks = _keep(
-                nodes, subgraphs, source, source_table, is_host, value_ports, free, places, at, first_at, num_at,
-                has_lanes, marks, keeps, num_kept, num_free,
+                arrays, places, at, first_at, num_at, has_lanes, marks, keeps, num_kept, num_free
             )  # fmt: skip
             all_marks |= found_marks
             if places.num_memories > 0:

@@ -178,7 +178,7 @@ def run_greedy(
             how = ways[n]
             gather(how, n, now, BEGIN, h, a, narrow)
             if how == TILED:
-                run_tiles(kind, n, BEGIN, blocks % 2 == 1, now, read[:n], px, bias, addresses[TILES], a, g, h, c, w)
+                run_tiles(kind, n, BEGIN, blocks % 2 == 1, now, read[:n], px, bias, addresses[TILES], a, g, (h, c))
             else:
                 multiply(how, n, a, narrow, w, addresses, g)
                 finish(kind, n, BEGIN, now, read, px, bias, g, a, t, h, c)

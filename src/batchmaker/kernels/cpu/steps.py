@@ -342,7 +342,7 @@ def run_steps(
             how = ways[n]
             gather(how, n, lanes, first, h, a, narrow)
             if how == TILED:
-                run_tiles(kind, n, first, blocks % 2 == 1, lanes, tokens, px, bias, addresses[TILES], a, g, h, c, w)
+                run_tiles(kind, n, first, blocks % 2 == 1, lanes, tokens, px, bias, addresses[TILES], a, g, state)
             else:
                 multiply(how, n, a, narrow, w, addresses, g)
                 finish(kind, n, first, lanes, tokens, px, bias, g, a, t, h, c)
