@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import batchmaker as bm
-from batchmaker.saved import model_files
+from batchmaker.saved import python_file
 from engine_cost.hand_server import Run
 from engine_cost.measuring import NotRunError
 
@@ -91,7 +91,7 @@ def example(name: str, package: str) -> bm.Model:
     """Return the model of an example. NotRunError without the package that has its weights."""
     if find_spec(package) is None:
         raise NotRunError(f"needs {package}: pip install 'batchmaker[examples]'")
-    return model_files.build(ROOT / "examples" / name / f"{name}.py", {})
+    return python_file.build(ROOT / "examples" / name / f"{name}.py", {})
 
 
 def text(data: Data, *path: str) -> str:

@@ -119,15 +119,15 @@ def number(value: int) -> int:
     return cast(int, np.int64(value))
 
 
-def int64s(given: NDArray[Any]) -> NDArray[np.int64]:
+def int64s(integers: NDArray[Any]) -> NDArray[np.int64]:
     """Return integers in the form for compiled loops: int64, contiguous and writable.
 
     Each other form of an array would be compiled once more. An array in this form is returned itself.
     """
-    if given.dtype == _INT64 and given.flags.carray:
-        return given
-    found = np.ascontiguousarray(given, np.int64)
-    return found if found.flags.writeable else found.copy()
+    if integers.dtype == _INT64 and integers.flags.carray:
+        return integers
+    converted = np.ascontiguousarray(integers, np.int64)
+    return converted if converted.flags.writeable else converted.copy()
 
 
 def is_compiled(loop: Callable[..., Any]) -> bool:
@@ -175,22 +175,22 @@ class CalledForms:
         return called
 
 
-def directory_of(package: Path, given: str) -> str:
+def directory_of(package: Path, setting: str) -> str:
     """Return the directory of a package's machine code: another one for each state of its sources.
 
     numba identifies its cache entries by the loop's own file, but they contain loops of other files that it calls. Nor
     does it know whether they check bounds (NUMBA_BOUNDSCHECK=1); these have a directory of their own.
-    given: NUMBA_CACHE_DIR, empty if it is not set; then the directory is beside the bytecode, or else the user's.
+    setting: NUMBA_CACHE_DIR, empty if it is not set; then the directory is beside the bytecode, or else the user's.
     """
     digest = blake2b(digest_size=6)
     for path in sorted(package.rglob("*.py")):
-        found = path.stat()
-        digest.update(f"{path.relative_to(package)} {found.st_mtime_ns} {found.st_size}\n".encode())
+        stat = path.stat()
+        digest.update(f"{path.relative_to(package)} {stat.st_mtime_ns} {stat.st_size}\n".encode())
     users = os.path.join(os.environ.get("XDG_CACHE_HOME", ""), "batchmaker")
     if not os.path.isabs(users):
         users = os.path.expanduser("~/.cache/batchmaker")
     beside = str(package / "__pycache__") if os.access(package, os.W_OK) else users
-    return os.path.join(given or beside, f"compiled-{digest.hexdigest()}{'-bounds' if config.BOUNDSCHECK else ''}")
+    return os.path.join(setting or beside, f"compiled-{digest.hexdigest()}{'-bounds' if config.BOUNDSCHECK else ''}")
 
 
 @cache

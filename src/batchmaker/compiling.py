@@ -140,8 +140,8 @@ class _Process:
         finally:
             limit.cancel()
 
-    def _tell(self, given: dict[str, Any]) -> None:
-        self._write(json.dumps(given))
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._write(json.dumps(message))
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -199,16 +199,16 @@ def compile_what_is_told() -> None:
 def _size(loop: Callable[..., Any]) -> int:
     """Return the bytes of bytecode of a loop and of all functions of this package that it calls, each counted once."""
     sizes: dict[CodeType, int] = {}
-    left: list[Any] = [loop]
-    while left:
-        function = left.pop()
+    waiting: list[Any] = [loop]
+    while waiting:
+        function = waiting.pop()
         function = getattr(function, "__wrapped__", function)
         if not isinstance(function, FunctionType) or function.__code__ in sizes:
             continue
-        code, known = function.__code__, function.__globals__
+        code, namespace = function.__code__, function.__globals__
         sizes[code] = len(code.co_code)
-        used = [known[name] for name in code.co_names if name in known]
+        used = [namespace[name] for name in code.co_names if name in namespace]
         rooms = [room for room in used if isinstance(room, ModuleType) and room.__name__.startswith("batchmaker.")]
-        left += [one for one in used if getattr(one, "__module__", "").startswith("batchmaker.")]
-        left += [getattr(room, name) for room in rooms for name in code.co_names if hasattr(room, name)]
+        waiting += [one for one in used if getattr(one, "__module__", "").startswith("batchmaker.")]
+        waiting += [getattr(room, name) for room in rooms for name in code.co_names if hasattr(room, name)]
     return sum(sizes.values())

@@ -195,13 +195,13 @@ def needing(extra: str, what: str, kind: type[BatchmakerError] = MissingExtraErr
         raise kind(said) from missing
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> OptionError:
+def unknown_name(kind: str, name: str, names: Iterable[str]) -> OptionError:
     """Return the error for an unknown name, with the nearest known one."""
-    names = sorted(known)
-    return OptionError(f"unknown {kind} {name!r}; known: {', '.join(names)}.{nearest_name(name, names)}")
+    listed = sorted(names)
+    return OptionError(f"unknown {kind} {name!r}; known: {', '.join(listed)}.{nearest_name(name, listed)}")
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str:
+def nearest_name(name: str, names: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the nearest known one, or nothing if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name, list(names), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""

@@ -43,9 +43,9 @@ def bits(seed: Tensor, step: Tensor, *, stream: int = 0) -> Tensor:
     seed, step: integers [n], any. stream: another one makes other numbers of the same seeds and steps, for a second use
     in one cell.
     """
-    for name, given in (("seed", seed), ("step", step)):
-        if given.dtype.is_floating_point or given.dtype is torch.bool:
-            raise TypeError(f"{name} must be integers, one per row; got {given.dtype}")
+    for name, value in (("seed", seed), ("step", step)):
+        if value.dtype.is_floating_point or value.dtype is torch.bool:
+            raise TypeError(f"{name} must be integers, one per row; got {value.dtype}")
     begin = _mixed(seed.long() + _signed(stream * _GAMMA))
     return _mixed(begin + (step.long() + 1) * _GAMMA)
 

@@ -84,7 +84,7 @@ _PLANS: dict[str, Any] = {}
 
 def _network(name: str, policy: str, workers: int) -> Played:
     from batchmaker.cli.simulate import workload
-    from batchmaker.lab.simulator.cells import CellSimulation
+    from batchmaker.lab.simulator.cell_simulation import CellSimulation
     from batchmaker.lab.simulator.costs import SimulatedDevice, StepCosts
     from batchmaker.lab.simulator.workload import Offered
     from batchmaker.lab.zoo import MODELS

@@ -226,9 +226,9 @@ class _Request:
         ]
         self.waiting = {key for key in awaited if key not in self.delivered} if self.open else set()
         self.reference.extend(graph)
-        if graph.kept is not None:  # of a loop that a value ends, its last node
+        if graph.kept_nodes is not None:  # of a loop that a value ends, its last node
             read = self.reference.read
-            self.keeps = [[read[node, k] for k in range(2) if (node, k) in read] for node in graph.kept.tolist()]
+            self.keeps = [[read[node, k] for k in range(2) if (node, k) in read] for node in graph.kept_nodes.tolist()]
         self.graphs.append(graph)
         return graph
 

@@ -39,7 +39,7 @@ class Situation:
     @cached_property
     def left(self) -> Ints:
         """Remaining steps of each request by type, [requests, types]."""
-        return self.steps.left(self.table, self.slots)
+        return self.steps.remaining(self.table, self.slots)
 
     @cached_property
     def width(self) -> NDArray[np.float64] | None:

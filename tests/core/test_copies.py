@@ -15,7 +15,7 @@ from test_scheduler_properties import make_cells
 
 from batchmaker.core import copies
 from batchmaker.core.commands import Command
-from batchmaker.lab.simulator.cells import CellSimulation
+from batchmaker.lab.simulator.cell_simulation import CellSimulation
 from batchmaker.lab.simulator.costs import SimulatedDevice, StepCosts
 from batchmaker.lab.simulator.replay import EventLog, SchedulerOptions, check_replay
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest

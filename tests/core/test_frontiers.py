@@ -180,11 +180,11 @@ def test_frontiers_are_kept_from_the_first_question_until_nothing_is_left() -> N
     for request in range(2):
         core.arrive(request, chain(A, 3))
     core.run(0.0)
-    assert not entry.kept  # one type is ready: nothing to choose
+    assert not entry.is_kept  # one type is ready: nothing to choose
     assert entry.independent(0) == 2
-    assert entry.kept
+    assert entry.is_kept
     core.run()
-    assert not entry.kept
+    assert not entry.is_kept
     assert not entry.left.any()
 
 

@@ -12,7 +12,7 @@ from test_scheduler_properties import make_cells, random_program
 
 from batchmaker.core.commands import Command, Fail, Reply, RunTask
 from batchmaker.graph.recorder import Recorder
-from batchmaker.lab.simulator.cells import CellSimulation
+from batchmaker.lab.simulator.cell_simulation import CellSimulation
 from batchmaker.lab.simulator.costs import SimulatedDevice, StepCosts
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
 from batchmaker.policies.agenda import AgendaPolicy

@@ -83,13 +83,13 @@ def test_auto_expects_of_a_new_request_what_those_it_has_answered_have_shown() -
     core.run()
     table = made()
     reading(table, 0, 2, 60)
-    assert lengths_of(policy).left(table, np.array([0]))[0, WRITE] < 15  # one token in four ends a run
+    assert lengths_of(policy).remaining(table, np.array([0]))[0, WRITE] < 15  # one token in four ends a run
 
 
 def test_until_a_run_has_ended_a_request_is_expected_to_write_as_much_as_it_may() -> None:
     lengths, table = serving()
     reading(table, 0, 5, 20, read=2)
-    assert lengths.left(table, np.array([0])).tolist() == [[3, 20]]
+    assert lengths.remaining(table, np.array([0])).tolist() == [[3, 20]]
 
 
 def test_after_runs_of_seven_steps_a_request_is_expected_to_write_seven_and_never_fewer_than_one_more() -> None:
@@ -99,14 +99,14 @@ def test_after_runs_of_seven_steps_a_request_is_expected_to_write_seven_and_neve
     reading(table, 0, 5, 20)
     reading(table, 1, 5, 20, read=5, written=4)
     reading(table, 2, 5, 20, read=5, written=9)
-    assert lengths.left(table, np.array([0, 1, 2])).tolist() == [[5, 7], [0, 3], [0, 1]]
+    assert lengths.remaining(table, np.array([0, 1, 2])).tolist() == [[5, 7], [0, 3], [0, 1]]
 
 
 def test_a_request_is_not_expected_to_write_more_than_its_graph_allows() -> None:
     lengths, table = serving()
     write_and_end(lengths, table, 0, written=7)
     reading(table, 0, 5, 4)
-    assert lengths.left(table, np.array([0])).tolist() == [[5, 4]]
+    assert lengths.remaining(table, np.array([0])).tolist() == [[5, 4]]
 
 
 def test_runs_side_by_side_count_as_the_steps_that_they_take_together() -> None:
@@ -117,14 +117,14 @@ def test_runs_side_by_side_count_as_the_steps_that_they_take_together() -> None:
     table.stopped(np.array([0]), WRITE, np.array([40]), np.array([0]))
     lengths.requests_finished(table, [0])
     enter(table, 1, NEVER, Work(np.array([WRITE]), np.array([80]), np.array([20])))
-    assert lengths.left(table, np.array([1]))[0, WRITE] == 10
+    assert lengths.remaining(table, np.array([1]))[0, WRITE] == 10
 
 
 def test_runs_that_no_value_ends_stay_as_long_as_the_graph_says() -> None:
     lengths, table = serving(stops=False)
     write_and_end(lengths, table, 0, written=7)
     reading(table, 0, 5, 20)
-    assert lengths.left(table, np.array([0])).tolist() == [[5, 20]]
+    assert lengths.remaining(table, np.array([0])).tolist() == [[5, 20]]
 
 
 def test_what_was_learnt_stays_when_a_cell_type_is_added() -> None:
@@ -133,7 +133,7 @@ def test_what_was_learnt_stays_when_a_cell_type_is_added() -> None:
     lengths.learn_types((*CELLS, cell_type(2, "score")))
     table.add_type()
     reading(table, 0, 5, 20)
-    assert lengths.left(table, np.array([0])).tolist() == [[5, 7, 0]]
+    assert lengths.remaining(table, np.array([0])).tolist() == [[5, 7, 0]]
 
 
 def test_another_profile_takes_the_place_of_what_the_first_one_told() -> None:
@@ -141,10 +141,10 @@ def test_another_profile_takes_the_place_of_what_the_first_one_told() -> None:
     lengths.use(told([(5, 9)]))
     lengths.learn_types(CELLS)
     reading(table, 0, 5, 20)
-    before = lengths.left(table, np.array([0])).tolist()
+    before = lengths.remaining(table, np.array([0])).tolist()
     lengths.use(replace(told([(5, 9)]), lengths=()))
     lengths.learn_types(CELLS)
-    assert (before, lengths.left(table, np.array([0])).tolist()) == ([[5, 9]], [[5, 20]])
+    assert (before, lengths.remaining(table, np.array([0])).tolist()) == ([[5, 9]], [[5, 20]])
 
 
 @settings(max_examples=60, deadline=None)
@@ -163,7 +163,7 @@ def test_a_profile_is_read_as_lazybatching_reads_it_also_when_more_was_learnt(
     for written in later:
         reading(table, 0, 4, 60, 4, written)
         for one in (ours, theirs):
-            one.left(table, np.array([0]))  # what is looked up is made anew now and then, when it is asked for
+            one.remaining(table, np.array([0]))  # what is looked up is made anew now and then, when it is asked for
             one.requests_finished(table, [0])
         table.leave([0])
         table.forget([0])
@@ -172,4 +172,4 @@ def test_a_profile_is_read_as_lazybatching_reads_it_also_when_more_was_learnt(
         table.open[slot] = is_open
     slots = np.arange(len(under_way))
     assert ours.predicted_types == {WRITE}
-    assert ours.left(table, slots).tolist() == theirs.left(table, slots).tolist()
+    assert ours.remaining(table, slots).tolist() == theirs.remaining(table, slots).tolist()

@@ -72,7 +72,7 @@ def run_until(cell: bm.Cell, sequence: list[Value], init: Value) -> Value:
     """Add a chain over a sequence that ends where `ends` says so, as `Cell.loop` does for one without."""
     scope = current_scope.get()
     assert scope is not None
-    known = scope.types.known(cell) or scope.types.learn(cell, (sequence[0].spec, init.spec))
+    known = scope.types.type_of(cell) or scope.types.learn(cell, (sequence[0].spec, init.spec))
     nodes = np.array([value.node for value in sequence])
     column = ValueSequence(nodes, sequence[0].of, holds=sequence)
     (end,) = scope.recorder.run(known, [column], [init], open_ended=True)

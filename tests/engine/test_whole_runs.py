@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import batchmaker as bm
-from batchmaker.compile import whole_runs as timing
-from batchmaker.compile.whole_runs import WholeLengths, measured
+from batchmaker.compile import whole_run_trial as timing
+from batchmaker.compile.whole_run_trial import WholeLengths, measured
 from batchmaker.engine.unfolder import Unfolder
 from batchmaker.errors import HandleError, InvalidRequestError, ModelError, OptionError, ShapeError
 from batchmaker.graph.cell_graph import CellGraph

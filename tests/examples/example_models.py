@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import batchmaker as bm
-from batchmaker.saved import model_files
+from batchmaker.saved import python_file
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -17,7 +17,7 @@ def example(name: str, package: str) -> bm.Model:
     """Return the model of an example; skips the module where its package is not installed."""
     if find_spec(package) is None:
         pytest.skip(f"needs {package}", allow_module_level=True)
-    return model_files.build(EXAMPLES / name / f"{name}.py", {})
+    return python_file.build(EXAMPLES / name / f"{name}.py", {})
 
 
 def answers(model, asked, **options):

@@ -13,7 +13,7 @@ from example_models import EXAMPLES
 
 import batchmaker as bm
 from batchmaker.lab import zoo
-from batchmaker.saved import model_files
+from batchmaker.saved import python_file
 from batchmaker.server.formats.completions import DeclaresCompletions
 
 FILE = EXAMPLES / "language_model" / "language_model.py"
@@ -30,7 +30,7 @@ def test_it_is_trained_saved_and_served(script, tmp_path):
     assert (text == 0).sum() == 40
     trained = script["train"](text, 0.0, hidden=16, layers=1)
     bm.save(trained, tmp_path / "saved")
-    model = model_files.build(FILE, {"folder": str(tmp_path / "saved")})
+    model = python_file.build(FILE, {"folder": str(tmp_path / "saved")})
     assert isinstance(model, DeclaresCompletions)
     answered = model.serving_completions()
     asked = {"prompt": answered.encode("Return é"), "max_tokens": 12, "temperature": 0.7, "seed": 1, "ignore_eos": True}
@@ -58,4 +58,4 @@ def test_a_step_of_training_makes_the_text_likelier(script):
 
 def test_without_a_trained_model_it_says_how_to_train(tmp_path):
     with pytest.raises(Exception, match="train the model first"):
-        model_files.build(FILE, {"folder": str(tmp_path / "nowhere")})
+        python_file.build(FILE, {"folder": str(tmp_path / "nowhere")})

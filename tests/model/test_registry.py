@@ -41,11 +41,11 @@ def test_types_are_numbered_in_order_of_first_use_and_told_once_each() -> None:
     told: list[CellType] = []
     registry = CellRegistry(told.append)
     first, second = bm.Cell(nn.ReLU(), name="first"), bm.Cell(nn.Tanh())
-    assert registry.known(first) is None
+    assert registry.type_of(first) is None
     types = [registry.learn(first, rows(3)), registry.learn(second, rows(3)), registry.learn(first, rows(3))]
     assert [cell.type_id for cell in types] == [0, 1, 0]
     assert [cell.name for cell in types] == ["first", "Tanh", "first"]
-    assert registry.known(first) is types[0]
+    assert registry.type_of(first) is types[0]
     assert told == registry.types == types[:2]
     assert len(registry.bound) == len(registry.modules) == 2
 
@@ -133,7 +133,7 @@ def test_a_host_output_that_the_cell_does_not_have_is_refused() -> None:
     cell = bm.Cell(nn.Linear(3, 3), host_outputs=(1,), name="out")
     with pytest.raises(ModelError, match="'out': host_outputs names output 1, the cell has 1"):
         registry.learn(cell, rows(3))
-    assert registry.known(cell) is None
+    assert registry.type_of(cell) is None
     assert registry.types == []
 
 
@@ -178,7 +178,7 @@ def test_a_cell_that_is_run_and_looped_is_bound_once() -> None:
     assert registry.types == found == [cell, loop]
     assert registry.bound[cell.type_id] is registry.bound[loop.type_id]
     assert registry.num_step_inputs == {cell.type_id: 1, loop.type_id: 0}
-    assert registry.known(step) is cell
+    assert registry.type_of(step) is cell
     assert registry.types_of(step) == [cell]
     twin = bm.Cell(step.module, name="twin")
     assert registry.learn(twin, rows(4, 4)) is cell, "an equal cell shares the type, not one of its forms"

@@ -108,14 +108,14 @@ def kept_in_flight(
     try:
         for request in itertools.islice(coming, in_flight):
             engine.submit(request)
-        left = in_flight
-        while left:
+        num_open = in_flight
+        while num_open:
             error = answers.get()
             seen.requests += 1
             if error is not None:
                 errors.append(error)
             if errors or seen.wall_s >= seconds:
-                left -= 1
+                num_open -= 1
             else:
                 engine.submit(next(coming))
     finally:

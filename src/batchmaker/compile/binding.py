@@ -119,7 +119,7 @@ def bind(
     limits = {} if graph is None else token_limits(graph)
     tokens = {} if graph is None else {k: limits[n.name] for k, n in enumerate(graph.inputs) if n.name in limits}
     tried = try_rows(runnable, inputs, trial, where, traced=graph is not None, limits=tokens)
-    known = tuple(dataclasses.replace(spec, num_tokens=tokens.get(k, spec.num_tokens)) for k, spec in enumerate(inputs))
+    specs = tuple(dataclasses.replace(spec, num_tokens=tokens.get(k, spec.num_tokens)) for k, spec in enumerate(inputs))
     if graph is None:
         itself = module if isinstance(module, nn.Module) else runnable
         known_as = runnable.identity if isinstance(runnable, Opaque) else None
@@ -136,7 +136,7 @@ def bind(
         forms, done = _forms_of(
             plain, graph, limits, fold_bytes=fold_bytes, planner=planner, deterministic=deterministic
         )
-    bound = BoundCell(name, known, outputs, identity, (*done, *tried.notes), forms)
+    bound = BoundCell(name, specs, outputs, identity, (*done, *tried.notes), forms)
     return bound if num_step_inputs is None else bound.split(num_step_inputs)
 
 
@@ -336,8 +336,8 @@ class BoundCell:
                 self.num_memories, self.places,
             )  # fmt: skip
             made.num_step_inputs, made._split, made.hoisted = num_step_inputs, split, split.hoisted
-            given, state = self.inputs[:num_step_inputs], self.inputs[num_step_inputs:]
-            made._chain_loop = chain_loop(split.looped, split.hoist, split.step, given, split.hoisted, state)
+            step_inputs, state = self.inputs[:num_step_inputs], self.inputs[num_step_inputs:]
+            made._chain_loop = chain_loop(split.looped, split.hoist, split.step, step_inputs, split.hoisted, state)
             self._splits[num_step_inputs] = made
         return self._splits[num_step_inputs]
 
@@ -480,8 +480,8 @@ class BoundCell:
             self._node_loop.measure(batch_sizes)
 
     def __repr__(self) -> str:
-        given, made = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))
-        return f"BoundCell({self.name!r}: ({given}) -> ({made}))"
+        inputs, outputs = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))
+        return f"BoundCell({self.name!r}: ({inputs}) -> ({outputs}))"
 
     def _need_split(self) -> Split:
         if self._split is None:

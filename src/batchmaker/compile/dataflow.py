@@ -126,15 +126,15 @@ def is_symbolic(node: fx.Node) -> bool:
 
 def dependencies(graph: fx.Graph) -> dict[fx.Node, frozenset[str]]:
     """Return for each node the names of the placeholders that it depends on, BATCH for the batch size."""
-    found: dict[fx.Node, frozenset[str]] = {}
+    depends: dict[fx.Node, frozenset[str]] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
-            found[node] = frozenset((node.name,))
+            depends[node] = frozenset((node.name,))
         elif is_symbolic(node):
-            found[node] = frozenset((BATCH,))
+            depends[node] = frozenset((BATCH,))
         else:
-            found[node] = frozenset().union(*(found[source] for source in node.all_input_nodes))
-    return found
+            depends[node] = frozenset().union(*(depends[source] for source in node.all_input_nodes))
+    return depends
 
 
 def row_spec(node: fx.Node, where: fx.Node) -> ValueSpec:
@@ -192,13 +192,13 @@ def _ancestors(outputs: Iterable[fx.Node], stop: set[fx.Node]) -> set[fx.Node]:
 
     The size of an input is not its value: sym_size does not lead to its argument.
     """
-    found: set[fx.Node] = set()
+    ancestors: set[fx.Node] = set()
     waiting = list(outputs)
     while waiting:
         node = waiting.pop()
-        if node in found:
+        if node in ancestors:
             continue
-        found.add(node)
+        ancestors.add(node)
         if node not in stop and node.target is not torch.ops.aten.sym_size.int:
             waiting.extend(node.all_input_nodes)
-    return found
+    return ancestors

@@ -50,19 +50,19 @@ def checked_module(module: Any) -> nn.Module:
     return module
 
 
-def what_came(given: Any, call: str) -> str:
+def what_came(argument: Any, call: str) -> str:
     """Return a description of the object given instead of a module, and the line to write instead, if known."""
-    kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
-    package = type(given).__module__.partition(".")[0]
-    if isinstance(given, str | os.PathLike) and str(given).lower().endswith(".onnx"):
-        return f"{kind}. Write {call}(bm.onnx({str(given)!r}))"
+    kind = f"the class {argument.__name__}" if isinstance(argument, type) else type(argument).__name__
+    package = type(argument).__module__.partition(".")[0]
+    if isinstance(argument, str | os.PathLike) and str(argument).lower().endswith(".onnx"):
+        return f"{kind}. Write {call}(bm.onnx({str(argument)!r}))"
     if package == "onnx":
         return f"{kind}. Write {call}(bm.onnx(model.SerializeToString()))"
     if package == "onnxruntime":
         return f"{kind}. Give the file that it was made of: {call}(bm.onnx('model.onnx'))"
-    if isinstance(given, str | os.PathLike):
+    if isinstance(argument, str | os.PathLike):
         return f"{kind}; read the file into a torch.nn.Module first"
-    if callable(given) and not isinstance(given, type):
+    if callable(argument) and not isinstance(argument, type):
         return f"{kind}. Write {call}(bm.opaque(function, inputs=..., outputs=...)) for a function over arrays"
     return kind
 
@@ -95,9 +95,9 @@ def declared_by(program: torch.export.ExportedProgram, declared: Declared | None
     return rows if declared is None else agreed(rows, declared)
 
 
-def agreed(found: Declared, declared: Declared) -> Declared:
+def agreed(actual: Declared, declared: Declared) -> Declared:
     """Return what was declared of a program; ShapeError if its rows are others."""
-    for kind, had, want in (("inputs", found.inputs, declared.inputs), ("outputs", found.outputs, declared.outputs)):
+    for kind, had, want in (("inputs", actual.inputs, declared.inputs), ("outputs", actual.outputs, declared.outputs)):
         if [spec.row_signature for spec in had] != [spec.row_signature for spec in want]:
             raise ShapeError(
                 f"the graph's {kind} are ({', '.join(map(str, had))}), declared as ({', '.join(map(str, want))})"

@@ -291,8 +291,8 @@ def is_check(node: fx.Node) -> bool:
 @contextmanager
 def _quiet_torch() -> Iterator[None]:
     """Keep torch from logging and printing pages about a module that cannot be traced; the error is enough."""
-    known = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name[:5] == "torch"]
-    loggers = [logger for logger in known if not logger.disabled]
+    of_torch = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name[:5] == "torch"]
+    loggers = [logger for logger in of_torch if not logger.disabled]
     for logger in loggers:
         logger.disabled = True
     try:

@@ -135,5 +135,5 @@ def is_lookup(node: fx.Node) -> bool:
         (table, token), dim = node.args[:2], 0
     else:
         return False
-    known = isinstance(table, fx.Node) and table.op == "get_attr"
-    return bool(known and dim == 0 and isinstance(token, fx.Node) and token.op == "placeholder")
+    is_constant = isinstance(table, fx.Node) and table.op == "get_attr"
+    return bool(is_constant and dim == 0 and isinstance(token, fx.Node) and token.op == "placeholder")

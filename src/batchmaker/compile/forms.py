@@ -102,9 +102,9 @@ class CellForms:
         self.notes: tuple[str, ...] = ()
         self.batch_sizes: tuple[int, ...] = ()
         if deterministic:
-            self._whole = found = self._with_same_bits()
-            self.notes += (found.note,)
-            self.batch_sizes = found.sizes
+            self._whole = whole = self._with_same_bits()
+            self.notes += (whole.note,)
+            self.batch_sizes = whole.sizes
 
     @property
     def sample(self) -> Batch:
@@ -150,9 +150,9 @@ class CellForms:
             return None
 
         def run(rows: Batch, _: Sequence[int]) -> Batch:
-            given = (*split.hoist(*rows[:num_step_inputs]), *rows[num_step_inputs:])
-            made = loop.call(given, outputs)
-            if not are_same_integers(made, split.step(*given)):
+            arguments = (*split.hoist(*rows[:num_step_inputs]), *rows[num_step_inputs:])
+            made = loop.call(arguments, outputs)
+            if not are_same_integers(made, split.step(*arguments)):
                 raise ValueError("other integers")
             return made
 

@@ -28,8 +28,8 @@ class _Shares:
     hoist_sizes: the sizes at which `hoist` is called; empty for any.
     """
 
-    def __init__(self, looped: LoopedStep, hoist: Program, given: Sequence[ValueSpec]) -> None:
-        self._given, self._hoist = given, hoist
+    def __init__(self, looped: LoopedStep, hoist: Program, step_inputs: Sequence[ValueSpec]) -> None:
+        self._step_inputs, self._hoist = step_inputs, hoist
         self._projected = looped.projected
         self._recurrent = looped.step
         weights, _ = looped.step.rows
@@ -41,7 +41,7 @@ class _Shares:
         """Return the inputs' share of the gates for all positions of a task, and padding rows."""
         count = len(step_inputs[0])
         sizes = self.hoist_sizes
-        columns = [self._padded(values, spec) for values, spec in zip(step_inputs, self._given, strict=True)]
+        columns = [self._padded(values, spec) for values, spec in zip(step_inputs, self._step_inputs, strict=True)]
         if not sizes or count <= sizes[-1]:
             projected: Tensor = self._hoist(*columns)[self._projected]
             return projected.contiguous()
@@ -85,13 +85,13 @@ class ChainLoop:
         looped: LoopedStep,
         hoist: Program,
         step: Program,
-        given: Sequence[ValueSpec],
+        step_inputs: Sequence[ValueSpec],
         hoisted: Sequence[ValueSpec],
         state: Sequence[ValueSpec],
     ) -> None:
         self._hoisted, self._state = hoisted, state
         self._step = step
-        self._shares = shares = _Shares(looped, hoist, given)
+        self._shares = shares = _Shares(looped, hoist, step_inputs)
         self._faster: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._measuring = threading.Lock()
         weights, bias = looped.step.rows
@@ -138,7 +138,7 @@ def chain_loop(
     looped: LoopedStep | None,
     hoist: Program,
     step: Program,
-    given: Sequence[ValueSpec],
+    step_inputs: Sequence[ValueSpec],
     hoisted: Sequence[ValueSpec],
     state: Sequence[ValueSpec],
 ) -> ChainLoop | None:
@@ -147,4 +147,4 @@ def chain_loop(
         return None
     if looped.scores is not None and state[looped.state.index(TOKEN)].dtype != "int64":
         return None
-    return ChainLoop(looped, hoist, step, given, hoisted, state)
+    return ChainLoop(looped, hoist, step, step_inputs, hoisted, state)

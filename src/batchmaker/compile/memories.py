@@ -56,8 +56,8 @@ class MemoryModule(Reordered):
         self.places = _places(module, names)
 
     def forward(self, *inputs: Tensor) -> Any:
-        given = list(inputs)
-        ordered = [given[place] for place in self.places if place < len(given)]
+        arguments = list(inputs)
+        ordered = [arguments[place] for place in self.places if place < len(arguments)]
         return self.module(*ordered)
 
     @property
@@ -69,8 +69,8 @@ class MemoryModule(Reordered):
 
 def _places(module: nn.Module, names: Sequence[str]) -> tuple[int, ...]:
     """Return, for each parameter of forward(), its place among inputs that have the memories first."""
-    where, known = type(module).__name__, list(signature_of(module).parameters.values())
-    parameters = [one.name for one in known if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    where, signature = type(module).__name__, list(signature_of(module).parameters.values())
+    parameters = [one.name for one in signature if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     places: dict[str, int] = {}
     for k, name in enumerate(names):
         if name not in parameters:
@@ -134,12 +134,12 @@ def try_with_memories(
 
 def _with_rooms(trial: TrialRows, inputs: tuple[ValueSpec, ...], num_memories: int, room: int) -> TrialRows:
     """Return the rows of a trial for the module's inputs. A memory is repetitions of its real row."""
-    given = [trial.given[port] if port < len(trial.given) else None for port in range(len(inputs))]
+    rows = [trial.rows[port] if port < len(trial.rows) else None for port in range(len(inputs))]
     flat: list[Tensor | None] = []
-    for row in given[:num_memories]:
+    for row in rows[:num_memories]:
         flat.append(None if row is None else row[:, None].expand(1, room, *row.shape[1:]))
         flat.append(torch.tensor([_TRIED_NUMBERS[0]]))
-    return dataclasses.replace(trial, given=(*flat, *given[num_memories:]))
+    return dataclasses.replace(trial, rows=(*flat, *rows[num_memories:]))
 
 
 @final
@@ -192,10 +192,10 @@ class _MemoryTrial:
 
     def _made(self, rows: list[int], room: int, kind: int) -> Batch:
         with torch.no_grad():
-            made = flat_outputs(self._module(*self._given(rows, room, kind)), self._where)
+            made = flat_outputs(self._module(*self._arguments(rows, room, kind)), self._where)
         return made
 
-    def _given(self, rows: list[int], room: int, kind: int) -> list[Tensor]:
+    def _arguments(self, rows: list[int], room: int, kind: int) -> list[Tensor]:
         flat: list[Tensor] = []
         for memory in self._memories:
             numbers = torch.tensor([_TRIED_NUMBERS[row] for row in rows])
@@ -214,8 +214,8 @@ class _MemoryTrial:
         return (noise if kind == 0 else _LARGE * noise).to(like.dtype)
 
     def _check(self, alone: Batch, made: Batch, row: int, place: int, kind: int) -> None:
-        for output, (wanted, given) in enumerate(zip(alone, made, strict=True)):
-            mine = given[place : place + 1]
+        for output, (wanted, rows) in enumerate(zip(alone, made, strict=True)):
+            mine = rows[place : place + 1]
             if not is_apart(mine, wanted, self._tried.tolerance):
                 continue
             again: Callable[[], Batch] = partial(self._made, [row], TRIED_ROOM, kind)

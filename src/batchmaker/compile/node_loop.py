@@ -195,23 +195,23 @@ def _trial(
 
     rows: as many as `call` is to take, at least n. made: what it gives for them.
     """
-    given = [values.contiguous().numpy() for values in rows]
-    kept = [values.contiguous().numpy().copy() for values in made]
+    sources = [values.contiguous().numpy() for values in rows]
+    targets = [values.contiguous().numpy().copy() for values in made]
     places = np.arange(n)[::-1].copy()  # in another order, so that `take` copies as it does for other rows
     padded = np.concatenate((places, np.zeros(len(rows[0]) - n, np.int64)))
-    ports, outputs = len(given), len(kept)
+    ports, outputs = len(sources), len(targets)
     task = NodeTask(
         np.array([n]), n, np.repeat(np.arange(1, ports + 1), n).reshape(ports, n), np.tile(places, (ports, 1)),
-        np.array([0, *[values.ctypes.data for values in (*given, *kept)]]), np.arange(n), places,
+        np.array([0, *[values.ctypes.data for values in (*sources, *targets)]]), np.arange(n), places,
         np.arange(ports + 1, ports + 1 + outputs), (), (), (),
     )  # fmt: skip
 
     def stepped() -> None:
-        taken = [torch.from_numpy(values.take(padded, 0)) for values in given]
-        for table, values in zip(kept, call(*taken), strict=True):
+        batch = [torch.from_numpy(values.take(padded, 0)) for values in sources]
+        for table, values in zip(targets, call(*batch), strict=True):
             table[places] = values.numpy()[:n]
 
     def looped() -> tuple[Any, ...]:
-        return loop.run(task), given, kept  # which the addresses need
+        return loop.run(task), sources, targets  # which the addresses need
 
     return looped, stepped

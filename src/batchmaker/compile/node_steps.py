@@ -30,7 +30,7 @@ from batchmaker.kernels.cpu.steps import (
     SET_THREADS,
     SGEMM,
     SOURCE,
-    Kept,
+    Keeps,
     hand_out,
     note_kept,
 )
@@ -190,7 +190,7 @@ def operate(k: int, n: int, done: int, from_at: Ints, code: Code, scratch: Scrat
 @compiled_arithmetic
 def run_nodes(
     ends: Ints, inputs: tuple[Ints, Ints, Ints], tables: Ints, code: Code, scratch: Scratch, made: Ints,
-    kept: Kept, copies: Ints, places: Ints, from_at: Ints, block: int,
+    keeps: Keeps, copies: Ints, places: Ints, from_at: Ints, block: int,
 ) -> int:  # fmt: skip
     """Compute the steps of a task of single nodes; return how many: all, or those before a token without a row.
 
@@ -201,7 +201,7 @@ def run_nodes(
     """
     of, rows, row_bytes = inputs
     values, addresses = scratch[0], code[6]
-    note_kept(copies, tables, kept)
+    note_kept(copies, tables, keeps)
     for i in range(len(copies)):
         copies[i, SOURCE] = values[made[copies[i, PART]], ADDRESS]
         copies[i, ROW_BYTES] = values[made[copies[i, PART]], VALUE_BYTES]

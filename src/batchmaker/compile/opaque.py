@@ -187,28 +187,28 @@ def opaque(
     return OpaqueFunction(function, row_forms(inputs, "input"), row_forms(outputs, "output"))
 
 
-def row_forms(given: Mapping[str, RowGiven] | Sequence[RowGiven], kind: str) -> tuple[RowForm, ...]:
+def row_forms(rows: Mapping[str, RowGiven] | Sequence[RowGiven], kind: str) -> tuple[RowForm, ...]:
     """Return users' rows as forms. kind: "input" or "output", for messages. OptionError for an invalid row."""
-    if not isinstance(given, Mapping | list | tuple) or not given:
-        raise OptionError(f"{kind}s must be a list of rows, or a dict of rows by name, at least one; got {given!r}")
-    named = given.items() if isinstance(given, Mapping) else ((f"{kind}{i}", row) for i, row in enumerate(given))
+    if not isinstance(rows, Mapping | list | tuple) or not rows:
+        raise OptionError(f"{kind}s must be a list of rows, or a dict of rows by name, at least one; got {rows!r}")
+    named = rows.items() if isinstance(rows, Mapping) else ((f"{kind}{i}", row) for i, row in enumerate(rows))
     return tuple([_row_form(str(name), row) for name, row in named])
 
 
-def _row_form(name: str, given: Any) -> RowForm:
-    shape, dtype = given, "float32"
-    if isinstance(given, ValueSpec):
-        shape, dtype = given.shape, given.dtype
-    elif isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], tuple | list | int | None):
-        if isinstance(given[1], torch.dtype):
-            shape, dtype = given[0], str(given[1]).removeprefix("torch.")
-        elif not isinstance(given[1], int | None):
-            shape, dtype = given[0], _dtype(given[1])
+def _row_form(name: str, row: Any) -> RowForm:
+    shape, dtype = row, "float32"
+    if isinstance(row, ValueSpec):
+        shape, dtype = row.shape, row.dtype
+    elif isinstance(row, tuple | list) and len(row) == 2 and isinstance(row[0], tuple | list | int | None):
+        if isinstance(row[1], torch.dtype):
+            shape, dtype = row[0], str(row[1]).removeprefix("torch.")
+        elif not isinstance(row[1], int | None):
+            shape, dtype = row[0], _dtype(row[1])
     sizes = (shape,) if isinstance(shape, int) else shape
     if not isinstance(sizes, tuple | list) or not all(s is None or (type(s) is int and s > 0) for s in sizes):
         raise OptionError(
             f"{name}: a row is written as its sizes, 64 or (2, 64), or with a dtype, ((), 'int64'), without the batch; "
-            f"None for a size that requests choose. Got {given!r}"
+            f"None for a size that requests choose. Got {row!r}"
         )
     if dtype not in DTYPES:
         raise OptionError(
@@ -217,11 +217,11 @@ def _row_form(name: str, given: Any) -> RowForm:
     return RowForm(name, tuple(sizes), dtype)
 
 
-def _dtype(given: Any) -> str:
+def _dtype(dtype: Any) -> str:
     try:
-        return str(np.dtype(given).name)
+        return str(np.dtype(dtype).name)
     except TypeError:
-        return str(given)
+        return str(dtype)
 
 
 # --- proving --------------------------------------------------------------------------------------------------------

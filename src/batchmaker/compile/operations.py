@@ -109,7 +109,7 @@ class Writer:
         self.values: list[list[int]] = []
         self.shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
         self.calls: list[TorchCall] = []
-        self.kept: list[Any] = []
+        self.weights: list[Any] = []
         self.num_weights = 0
         self.ports = {node: port for port, node in enumerate(cell.inputs)}
         self._inputs, self._packer, self._in_place = inputs, packer, in_place
@@ -139,15 +139,15 @@ class Writer:
         waiting = [n for n in self._cell.graph.nodes if n.op == "call_function" and n not in self._constant]
         done = {n for n in self._cell.graph.nodes if n.op in ("placeholder", "get_attr")} | self._constant
         while waiting:
-            left: list[fx.Node] = []
+            still_waiting: list[fx.Node] = []
             for node in waiting:
                 written = self._written(node) if done.issuperset(node.all_input_nodes) else None
                 if written is None:
-                    left.append(node)
+                    still_waiting.append(node)
                 else:
                     written()
                     done.add(node)
-            waiting = left
+            waiting = still_waiting
             if waiting:
                 if not with_calls:
                     raise OtherError
@@ -197,8 +197,8 @@ class Writer:
             source, start = read, int(node.args[2]) % int(shape_of(read)[1])  # type: ignore[arg-type]
         if source is not node and self._rows_of(source) is not None:
             return lambda: self._part(node, source, start)
-        found = as_typed(self._cell, node)
-        return None if found is None else self._each(node, found)
+        operation = as_typed(self._cell, node)
+        return None if operation is None else self._each(node, operation)
 
     def _rows_of(self, node: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
         """Return the shape and dtype of a node's rows; None if it is no batch of rows of the cell's."""
@@ -241,7 +241,7 @@ class Writer:
         plain = weight.detach().t().contiguous()
         packed, address = (None, 0) if functions.sgemm is None else pack(plain.numpy(), functions)
         row = None if bias is None else bias.detach().contiguous()
-        self.kept += [plain, packed, row]
+        self.weights += [plain, packed, row]
         self.num_weights += weight.numel()
         rows = ((len(weight),), torch.float32)
         self._value_of[node] = self._add(
@@ -256,7 +256,7 @@ class Writer:
         return lambda: self._look_up(node, table.contiguous(), token)
 
     def _look_up(self, node: fx.Node, table: Tensor, token: Any) -> None:
-        self.kept.append(table)
+        self.weights.append(table)
         rows = (tuple(table.shape[1:]), table.dtype)
         self._value_of[node] = self._add(LOOKUP, rows, self.value(token), table.data_ptr(), len(table))
 
@@ -272,10 +272,10 @@ class Writer:
 
     def _side_by_side(self, node: fx.Node) -> _Written | None:
         parts: Any = node.args[0]
-        rows, found = self._rows_of(node), [self._rows_of(part) for part in parts]
+        rows, part_rows = self._rows_of(node), [self._rows_of(part) for part in parts]
         if rows is None or len(rows[0]) != 1 or (node.args[1] if len(node.args) > 1 else 0) not in (1, -1):
             return None
-        if any(part is None or part[1] is not rows[1] or len(part[0]) != 1 for part in found):
+        if any(part is None or part[1] is not rows[1] or len(part[0]) != 1 for part in part_rows):
             return None
         return lambda: self._join(node, parts, rows)
 
@@ -296,12 +296,12 @@ class Writer:
 
     # --- operations on single numbers ----------------------------------------------------------------------------
 
-    def _each(self, node: fx.Node, found: Typed) -> _Written | None:
+    def _each(self, node: fx.Node, operation: Typed) -> _Written | None:
         shape, dims = self._shape(node), len(shape_of(node))
-        for operand in found.operands:
+        for operand in operation.operands:
             if isinstance(operand, fx.Node) and not self._spreads(operand, shape, dims):
                 return None
-        return lambda: self._write_each(node, found)
+        return lambda: self._write_each(node, operation)
 
     def _shape(self, node: fx.Node) -> tuple[int, ...]:
         rows = self._rows_of(node)
@@ -319,15 +319,15 @@ class Writer:
             return False
         return rows[0] == shape or math.prod(rows[0]) == 1
 
-    def _write_each(self, node: fx.Node, found: Typed) -> None:
+    def _write_each(self, node: fx.Node, operation: Typed) -> None:
         rows = self._rows_of(node)
         assert rows is not None
-        operands = [self._operand(operand, found.dtype, rows[0]) for operand in found.operands]
-        made = self._record(found.code, found.dtype, operands, rows)
-        if found.then is not None:
-            code, number = found.then
+        operands = [self._operand(operand, operation.dtype, rows[0]) for operand in operation.operands]
+        made = self._record(operation.code, operation.dtype, operands, rows)
+        if operation.then is not None:
+            code, number = operation.then
             itself = [made, 0, rows[1].itemsize * math.prod(rows[0]), 1, KINDS[rows[1]]]
-            made = self._record(code, found.dtype, [itself, self._operand(number, found.dtype, rows[0])], rows)
+            made = self._record(code, operation.dtype, [itself, self._operand(number, operation.dtype, rows[0])], rows)
         self._value_of[node] = made
 
     def _operand(self, operand: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> list[int]:
@@ -335,7 +335,7 @@ class Writer:
         constant = self._cell.value(operand) if isinstance(operand, fx.Node) else torch.tensor(operand, dtype=dtype)
         if constant is not None:
             constant = constant.contiguous()
-            self.kept.append(constant)
+            self.weights.append(constant)
             one = constant.numel() == 1
             return [-1, constant.data_ptr(), 0, 0 if one else 1, KINDS[constant.dtype]]
         rows = self._rows_of(operand)
@@ -370,7 +370,7 @@ class Writer:
             low[0], low[0] + len(program), low[1], low[1] + len(slots), low[2], len(self._base_values),
             made.num_registers, width,
         ])  # fmt: skip
-        self.kept.append(made)
+        self.weights.append(made)
         self._operation(PASS, results[0], number)
         if num_results == 1:
             self._value_of[node] = results[0]
@@ -387,11 +387,11 @@ class Writer:
             raise OtherError
         part = extract(self._cell, reads, results)
         lower(part, self._packer)
-        given = [(self._read_by_torch(node), self._shape(node)) for node in reads]
+        operands = [(self._read_by_torch(node), self._shape(node)) for node in reads]
         made = [self._value(*rows) for _, rows in specs if rows is not None]
         self._value_of |= dict(zip(results, made, strict=True))
         self._operation(CALL, made[0], len(self.calls))
-        self.calls.append(TorchCall(compile_program(part), given, made))
+        self.calls.append(TorchCall(compile_program(part), operands, made))
 
     def _read_by_torch(self, node: fx.Node) -> int:
         """Return a node's value; ~port for an input that torch gets where it lies."""
@@ -432,7 +432,7 @@ class Operations:
         self.values = np.array(writer.values, np.int64).reshape(-1, VALUE_FIELDS)
         self.values[sorted(set(stays)), STAYS] = 1
         self.shapes = writer.shapes
-        self._kept = writer.kept
+        self._weights = writer.weights
         self.addresses: Ints = np.zeros(NUM_ADDRESSES, np.int64)
         self.code: Code = (self.operations, *writer.arrays(), self.addresses)
         functions = library()
@@ -469,13 +469,15 @@ class ValueRoom:
         self.scratch: Scratch = (self.values, bases, floats, integers)
         self._copies: Ints = np.empty((8, COPY_FIELDS), np.int64)
 
-    def copies_of(self, kept: int, task: Fetches) -> Ints:
-        """Return room for the copies of a task, with its fetches entered after those of `kept` outputs."""
-        count = kept + len(task.fetched)
+    def copies_of(self, num_kept: int, task: Fetches) -> Ints:
+        """Return room for the copies of a task, with its fetches entered after those of `num_kept` outputs."""
+        count = num_kept + len(task.fetched)
         if len(self._copies) < count:
             self._copies = np.empty((2 * count, COPY_FIELDS), np.int64)
         copies = self._copies[:count]
-        for i, (output, at, values) in enumerate(zip(task.fetch_of, task.fetch_at, task.fetched, strict=True), kept):
+        for i, (output, at, values) in enumerate(
+            zip(task.fetch_of, task.fetch_at, task.fetched, strict=True), num_kept
+        ):
             copies[i] = 0
             copies[i, COUNT], copies[i, AT] = len(at), at.ctypes.data
             copies[i, PART], copies[i, TARGET] = output, values.ctypes.data

@@ -75,14 +75,14 @@ def prove_values(program: ReadProgram, where: str, batches: Sequence[tuple[Tenso
     Raises ModelError for any other value, and where a call raises.
     """
     for rows in batches:
-        given, num_rows = iter(rows), len(rows[0])
+        sources, num_rows = iter(rows), len(rows[0])
         values: dict[fx.Node, Any] = {}
         for node in program.graph.nodes:
             if node.op == "output":
                 continue
             try:
                 if node.op == "placeholder":
-                    values[node] = program.weights[node] if node in program.weights else next(given)
+                    values[node] = program.weights[node] if node in program.weights else next(sources)
                 else:
                     arguments, named = fx.map_arg((node.args, node.kwargs), lambda read: values[read])  # noqa: B023
                     with torch.no_grad():
@@ -135,8 +135,8 @@ class _ReadModule(nn.Module):
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         names = {node: f"weight_{number}" for number, node in enumerate(program.weights)}
         for node in program.graph.nodes:
-            given = names.get(node)
-            copies[node] = graph.node_copy(node, lambda read: copies[read]) if given is None else graph.get_attr(given)
+            name = names.get(node)
+            copies[node] = graph.node_copy(node, lambda read: copies[read]) if name is None else graph.get_attr(name)
         self._graph = fx.GraphModule({names[node]: weight for node, weight in program.weights.items()}, graph)
         self._out_spec = program.out_spec
 

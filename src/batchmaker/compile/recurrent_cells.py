@@ -72,39 +72,39 @@ class _FoundStep:
 
 def find_recurrence(cell: TracedCell, num_step_inputs: int) -> Recurrence | None:
     """Return the cell as a recurrence; None if it computes anything else from its state."""
-    found = _find(cell, num_step_inputs)
-    if found is None or isinstance(found.node.target, RNNStep):
+    match = _find(cell, num_step_inputs)
+    if match is None or isinstance(match.node.target, RNNStep):
         return None
     try:
-        project = _projection(cell, num_step_inputs, found.node)
+        project = _projection(cell, num_step_inputs, match.node)
     except CannotRewriteError:  # the state is needed for something else
         return None
-    return Recurrence(_weights(found.node.target), project, found.state, found.outputs)
+    return Recurrence(_weights(match.node.target), project, match.state, match.outputs)
 
 
 def find_looped_step(step: TracedCell, num_hoisted: int) -> LoopedStep | None:
     """Return a step with `num_hoisted` hoisted values in the form for the CPU's loops; None for any other step."""
-    found = _find(step, num_hoisted)
-    if found is None:
+    match = _find(step, num_hoisted)
+    if match is None:
         return _find_greedy(step) if num_hoisted == 0 else None
-    hoisted, projected, table = step.inputs[:num_hoisted], found.node.args[0], None
+    hoisted, projected, table = step.inputs[:num_hoisted], match.node.args[0], None
     assert isinstance(projected, fx.Node)
     if is_lookup(projected):
         table, projected = step.value(projected.args[0]), projected.all_input_nodes[-1]
     if projected not in hoisted:
         return None
-    target: Any = found.node.target
-    return LoopedStep(target, hoisted.index(projected), table, found.state, found.outputs)
+    target: Any = match.node.target
+    return LoopedStep(target, hoisted.index(projected), table, match.state, match.outputs)
 
 
 def _find(cell: TracedCell, num_given: int) -> _FoundStep | None:
     """Return the step whose results are all the outputs; None if there is anything else."""
     steps = [node for node in cell.graph.nodes if isinstance(node.target, LSTMStep | GRUStep | RNNStep)]
-    given, fed = cell.inputs[num_given:], cell.outputs
-    if len(steps) != 1 or set(steps[0].args[1:]) != set(given) or len(steps[0].args) != len(given) + 1:
+    state_inputs, fed = cell.inputs[num_given:], cell.outputs
+    if len(steps) != 1 or set(steps[0].args[1:]) != set(state_inputs) or len(steps[0].args) != len(state_inputs) + 1:
         return None
     (node,) = steps
-    state = tuple(node.args.index(value) - 1 for value in given)
+    state = tuple(node.args.index(value) - 1 for value in state_inputs)
     outputs = tuple(_part(value, node) for value in fed)
     if None in outputs or outputs[len(outputs) - len(state) :] != state:
         return None

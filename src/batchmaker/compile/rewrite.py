@@ -168,19 +168,19 @@ def _cut(cell: TracedCell, node: fx.Node, weight: Tensor, bias: Tensor | None, s
 def fold_constants(cell: TracedCell) -> None:
     """Compute everything that depends on constants alone, once."""
     depends = dependencies(cell.graph)
-    known: dict[fx.Node, Any] = {}
+    values: dict[fx.Node, Any] = {}
     for node in list(cell.graph.nodes):
         if node.op == "get_attr":
-            known[node] = cell.value(node)
+            values[node] = cell.value(node)
         elif node.op == "call_function" and not depends[node] and not is_symbolic(node):
-            arguments = fx.map_arg((node.args, node.kwargs), lambda source: known[source])
+            arguments = fx.map_arg((node.args, node.kwargs), lambda source: values[source])
             with torch.no_grad():
-                known[node] = node.target(*arguments[0], **arguments[1])
-            if isinstance(known[node], Tensor):
+                values[node] = node.target(*arguments[0], **arguments[1])
+            if isinstance(values[node], Tensor):
                 with cell.graph.inserting_before(node):
-                    folded = cell.constant(known[node])
+                    folded = cell.constant(values[node])
                 folded.meta = dict(node.meta)
-                known[folded] = known[node]
+                values[folded] = values[node]
                 node.replace_all_uses_with(folded)
     cell.graph.eliminate_dead_code()
 

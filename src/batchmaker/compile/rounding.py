@@ -41,10 +41,10 @@ def is_apart(one: Tensor, other: Tensor, within: float, scale: float = 0.0) -> b
 
     Integers and bools differ if they are not equal.
     """
-    found = distance(one, other)
-    if found in (0.0, math.inf):
-        return found > 0
-    return found > within * max(largest(one), largest(other), scale)
+    difference = distance(one, other)
+    if difference in (0.0, math.inf):
+        return difference > 0
+    return difference > within * max(largest(one), largest(other), scale)
 
 
 def largest(values: Tensor) -> float:
@@ -71,23 +71,26 @@ def distance(one: Tensor, other: Tensor) -> float:
     return float((a - b).abs().masked_fill(same, 0.0).amax())
 
 
-def is_rounding(found: float, run: Run, output: int) -> bool:
-    """Whether noise of a few units of rounding, in every operation, moves an output about as far as was found.
+def is_rounding(difference: float, run: Run, output: int) -> bool:
+    """Whether noise of a few units of rounding, in every operation, moves an output about as far as `difference`.
 
     run: computes the row alone. So a choice between nearly equal scores, or a cell that enlarges every difference, is
     not taken for one whose rows depend on each other.
     """
-    return is_moved(found, lambda: run()[output][:1])
+    return is_moved(difference, lambda: run()[output][:1])
 
 
-def is_moved(found: float, value: Callable[[], Tensor]) -> bool:
-    """Whether noise, as in `is_rounding`, moves a value about as far as was found. value: computes it for one row."""
+def is_moved(difference: float, value: Callable[[], Tensor]) -> bool:
+    """Whether noise, as in `is_rounding`, moves a value as far as about `difference`.
+
+    value: computes it for one row.
+    """
     before = value()
     for seed in range(_PROBES):
         with torch.no_grad(), _Noise(seed):
             after = value()
         noisy = distance(before, after)
-        if noisy > 0 and found <= _MORE * noisy:
+        if noisy > 0 and difference <= _MORE * noisy:
             return True
     return False
 
@@ -105,8 +108,8 @@ class _Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
             value.alias_info is not None for value in func._schema.returns
         ):
             return func(*args, **(kwargs or {}))
-        given = pytree.tree_map_only(Tensor, self._noisy, args)  # a sum of large numbers may be small, its rounding not
-        return pytree.tree_map_only(Tensor, self._noisy, func(*given, **(kwargs or {})))
+        noisy = pytree.tree_map_only(Tensor, self._noisy, args)  # a sum of large numbers may be small, its rounding not
+        return pytree.tree_map_only(Tensor, self._noisy, func(*noisy, **(kwargs or {})))
 
     def _noisy(self, value: Tensor) -> Tensor:
         if not value.is_floating_point() or value.device.type != "cpu" or value.dtype not in _TOLERANCE:

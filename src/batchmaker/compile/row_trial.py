@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from batchmaker.compile.export import flat_outputs, torch_dtype
-from batchmaker.compile.mixing import NoChance, is_mixed, mixing_operation
+from batchmaker.compile.mixing_operation import NoChance, is_mixed, mixing_operation
 from batchmaker.compile.opaque import Opaque
 from batchmaker.compile.rounding import distance, is_apart, is_rounding, largest, tolerance
 from batchmaker.errors import RAISED_BY_USERS, RowsError, ShapeError
@@ -49,7 +49,7 @@ class TrialRows:
     batch_sizes: those at which it will run. independent: whether its rows may share a batch.
     """
 
-    given: tuple[Tensor | None, ...] = ()
+    rows: tuple[Tensor | None, ...] = ()
     batch_sizes: tuple[int, ...] = (1, 2, 3, 4, 6)
     independent: bool = True
 
@@ -62,7 +62,7 @@ class TrialRows:
         """Return so many rows: the real ones where they are known, else noise, and zeros for integers."""
         noise, generator = [], torch.Generator().manual_seed(0)
         for port, spec in enumerate(inputs):
-            row, dtype = self._given(port, spec), torch_dtype(spec.dtype)
+            row, dtype = self._real_row(port, spec), torch_dtype(spec.dtype)
             if row is not None:
                 noise.append(row.expand(num_rows, *spec.shape).clone())
             elif dtype.is_floating_point:
@@ -71,9 +71,9 @@ class TrialRows:
                 noise.append(torch.zeros((num_rows, *spec.shape), dtype=dtype))
         return tuple(noise)
 
-    def _given(self, port: int, spec: ValueSpec) -> Tensor | None:
+    def _real_row(self, port: int, spec: ValueSpec) -> Tensor | None:
         """Return the real row of an input, in its dtype, if it has this shape."""
-        row = self.given[port] if port < len(self.given) else None
+        row = self.rows[port] if port < len(self.rows) else None
         return None if row is None or tuple(row.shape) != (1, *spec.shape) else row.to(torch_dtype(spec.dtype))
 
 
@@ -106,20 +106,20 @@ class Tried:
             if not places:
                 continue
             made = form(tuple([rows[places].to(device) for rows in self.inputs]), self.batch_sizes)
-            for output, (given, wanted) in enumerate(zip(made, self.outputs, strict=True)):
+            for output, (results, wanted) in enumerate(zip(made, self.outputs, strict=True)):
                 for place, row in enumerate(places):
-                    if not self._alike(given[place : place + 1].cpu(), wanted[row : row + 1], row, output, within):
+                    if not self._alike(results[place : place + 1].cpu(), wanted[row : row + 1], row, output, within):
                         return False
         return True
 
-    def _alike(self, given: Tensor, wanted: Tensor, row: int, output: int, within: float) -> bool:
+    def _alike(self, result: Tensor, wanted: Tensor, row: int, output: int, within: float) -> bool:
         if not wanted.is_floating_point() or not bool(wanted.isfinite().all()):
             return True  # integers may jump where a float is nearly the same
         inputs = tuple([rows[row : row + 1] for rows in self.inputs])
         # A gate that is shut for one row is small there, and its rounding is that of an open one.
         scale = min(1.0, largest(self.outputs[output]))
-        return not is_apart(given, wanted, within, scale) or is_rounding(
-            distance(given, wanted), partial(self.run, inputs), output
+        return not is_apart(result, wanted, within, scale) or is_rounding(
+            distance(result, wanted), partial(self.run, inputs), output
         )
 
 
@@ -395,12 +395,12 @@ class _RowTrial:
         together, alone = partial(self._run, batch), partial(self._run, one)
         num_alone = self._sizes[0]
         num_together = self._sizes[bisect_left(self._sizes, len(batch[0]))]
-        found = ""
+        cause = ""
         if not isinstance(self._module, Opaque):
-            found = mixing_operation(alone, num_alone, together, num_together, place, self._tolerance)
+            cause = mixing_operation(alone, num_alone, together, num_together, place, self._tolerance)
         return RowsError(
             f"{self._where}, {self._output(output)}: a row gives other numbers among {len(batch[0])} rows than alone"
-            f"{f'; the first operation that does is {found}' if found else ''}. Rows must not depend on each other: "
+            f"{f'; the first operation that does is {cause}' if cause else ''}. Rows must not depend on each other: "
             "dimension 0 of every input and output is the batch, and its rows are of different requests. Compute along "
             "the other dimensions, or let it run row by row: bm.Cell(..., independent_rows=False)."
         )

@@ -72,15 +72,15 @@ def decides(cell: TracedCell) -> list[fx.Node]:
     They are looked at beside the outputs: integers hide a difference of rounding nearly always. CannotRewriteError if
     one of them has no row per node.
     """
-    found = []
+    sources = []
     for node in cell.graph.nodes:
         value = node.meta.get("val")
         if node.op != "call_function" or not isinstance(value, TracedValue) or not value.dtype.is_floating_point:
             continue
         if any(map(_has_integers, node.users)) and not all(isinstance(size, int) for size in value.shape):
             row_spec(node, cell.inputs[0])
-            found.append(node)
-    return found
+            sources.append(node)
+    return sources
 
 
 def with_same_bits(
@@ -147,7 +147,7 @@ def _rows(program: Program, tried: Batch, made: Batch, batch_sizes: Sequence[int
 
 def _bits_of(program: Program, rows: Batch, size: int) -> bytes | None:
     """Return the bits of all results of these rows in batches of a size; None if they depend on the place."""
-    count, found, run = len(rows[0]), None, SameBits(program, (size,))
+    count, by_row, run = len(rows[0]), None, SameBits(program, (size,))
     for order in _orders(count):
         repeated = np.resize(order, -(-max(count, size) // size) * size)
         try:
@@ -155,12 +155,12 @@ def _bits_of(program: Program, rows: Batch, size: int) -> bytes | None:
         except RAISED_BY_USERS:  # the module does not take batches of this size
             return None
         bits = np.concatenate([_bytes_of(values) for values in made], 1)
-        if found is None:
-            found = np.empty((count, bits.shape[1]), np.uint8)
-            found[repeated] = bits
-        if not np.array_equal(found[repeated], bits):
+        if by_row is None:
+            by_row = np.empty((count, bits.shape[1]), np.uint8)
+            by_row[repeated] = bits
+        if not np.array_equal(by_row[repeated], bits):
             return None
-    return None if found is None else found.tobytes()
+    return None if by_row is None else by_row.tobytes()
 
 
 def _orders(count: int) -> Iterator[NDArray[np.int64]]:
@@ -173,8 +173,8 @@ def _orders(count: int) -> Iterator[NDArray[np.int64]]:
 
 
 def _bytes_of(values: Tensor) -> Rows:
-    found: Rows = values.unsqueeze(-1).flatten(1).contiguous().view(torch.uint8).numpy()
-    return found
+    rows: Rows = values.unsqueeze(-1).flatten(1).contiguous().view(torch.uint8).numpy()
+    return rows
 
 
 def _some_of(sizes: Sequence[int]) -> list[int]:

@@ -95,7 +95,7 @@ class StateResult:
 
 
 class _NoTests:
-    """The stop tests of a task: see `batchmaker.engine.stop_tests.StopTests`. No loop ends at a value here."""
+    """The stop tests of a task: see `batchmaker.engine.loops.StopTests`. No loop ends at a value here."""
 
     test_of = last = output_of = constants = _NONE
     ended = is_constant = _NO_FLAGS
@@ -140,7 +140,7 @@ class StateLoop:
         cell: its name, for messages. tests: of the loops; None if none ends at a value before the task does. Not all
         steps run if a token has no row or a call of torch raises.
         """
-        found = _NoTests if tests is None else tests
+        loops = _NoTests if tests is None else tests
         count = len(task.lanes)
         stopped, skipped = np.zeros((2, count), np.bool_)
         failed: dict[int, str] = {}
@@ -154,7 +154,7 @@ class StateLoop:
             (task.move_at, task.move_tables, task.move_rows),
             (task.keep_at, task.keep_rows, task.keep_tables, self._parts),
             room.copies_of(len(task.keep_tables), task), (self._made, self._fed_by), operations.code, room.scratch,
-            (found.test_of, found.last, found.output_of, found.ended, found.constants), by_python, (stopped, skipped),
+            (loops.test_of, loops.last, loops.output_of, loops.ended, loops.constants), by_python, (stopped, skipped),
             room.positions, room.from_at, room.block,
         )  # fmt: skip
         cursor = room.cursor
@@ -177,9 +177,9 @@ class StateLoop:
 
     def call(self, inputs: Sequence[Tensor], outputs: Sequence[ValueSpec]) -> tuple[Tensor, ...]:
         """Compute one step: inputs [n, *shape] -> outputs [n, *shape]. ValueError if it cannot be computed here."""
-        given = tuple([values.clone(memory_format=torch.contiguous_format) for values in inputs])
-        made = tuple([torch.empty((len(given[0]), *spec.shape), dtype=torch_dtype(spec.dtype)) for spec in outputs])
-        if self.run(self._example(given, 1, made), "").num_steps != 1:
+        copies = tuple([values.clone(memory_format=torch.contiguous_format) for values in inputs])
+        made = tuple([torch.empty((len(copies[0]), *spec.shape), dtype=torch_dtype(spec.dtype)) for spec in outputs])
+        if self.run(self._example(copies, 1, made), "").num_steps != 1:
             raise ValueError("a token has no row, or torch raised")
         return made
 
@@ -226,12 +226,12 @@ class StateLoop:
 
     def _call(self, call: TorchCall, room: _StateRoom, task: StateTask) -> None:
         count = int(room.cursor[RUNNING])
-        given = [
+        arguments = [
             room.view(value, count, shape) if value >= 0 else self._from_lanes(room, task, ~value, count)
             for value, shape in call.reads
         ]
         with torch.no_grad():
-            made = call.program(*given)
+            made = call.program(*arguments)
         for value, result in zip(call.writes, made, strict=True):
             room.view(value, count).copy_(result)
 

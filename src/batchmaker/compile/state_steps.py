@@ -17,7 +17,7 @@ from batchmaker.kernels.cpu.steps import (
     ROW_BYTES,
     SET_THREADS,
     SOURCE,
-    Kept,
+    Keeps,
     bring,
     hand_out_one,
     note_kept,
@@ -47,10 +47,10 @@ Tests = tuple[Ints, Ints, Ints, Flags, Ints]
 
 
 @compiled_part
-def note_outputs(copies: Ints, tables: Ints, kept: Kept, made: Ints, values: Ints, inputs: Inputs) -> None:
+def note_outputs(copies: Ints, tables: Ints, keeps: Keeps, made: Ints, values: Ints, inputs: Inputs) -> None:
     """Define the copies of outputs to rows of tables, and the sources of all copies."""
     _, state_at, row_bytes = inputs
-    note_kept(copies, tables, kept)
+    note_kept(copies, tables, keeps)
     hoisted = len(row_bytes) - len(state_at)
     for i in range(len(copies)):
         value = made[copies[i, PART]]
@@ -142,7 +142,7 @@ def end_loops(
 
 @compiled_arithmetic
 def run_states(
-    cursor: Ints, steps: tuple[Ints, Ints, Ints], tables: Ints, inputs: Inputs, moves: StateMoves, kept: Kept,
+    cursor: Ints, steps: tuple[Ints, Ints, Ints], tables: Ints, inputs: Inputs, moves: StateMoves, keeps: Keeps,
     copies: Ints, results: tuple[Ints, Ints], code: Code, scratch: Scratch, tests: Tests, by_python: bool,
     marks: tuple[Flags, Flags], room: Places, from_at: Ints, block: int,
 ) -> int:  # fmt: skip
@@ -161,7 +161,7 @@ def run_states(
     stopped, skipped = marks
     running, places, held = room
     if cursor[STEPS] == 0 and cursor[OPERATION] < 0:
-        note_outputs(copies, tables, kept, made, values, inputs)
+        note_outputs(copies, tables, keeps, made, values, inputs)
     threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
     why = DONE
     step, move, k, count = cursor[STEPS], cursor[MOVE], cursor[OPERATION], cursor[RUNNING]

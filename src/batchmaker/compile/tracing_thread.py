@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 
 
 @final
-class _Asked(Generic[Value]):
+class _PendingCall(Generic[Value]):
     """A call for the thread, and then its outcome."""
 
     def __init__(self, call: Callable[[], Value]) -> None:
@@ -55,25 +55,25 @@ class _TracingThread:
     """Runs calls one at a time, in the order in which they were asked for."""
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[_Asked[Any]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_PendingCall[Any]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def run(self, call: Callable[[], Value]) -> Value:
         if threading.current_thread() is self._thread:  # a module that is traced has asked for another trace
             return call()
-        asked = _Asked(call)
+        pending = _PendingCall(call)
         with self._lock:  # race: two first callers would both start a thread
             if self._thread is None:
                 # A daemon, so that code that hangs while it is traced does not keep the process from ending.
                 self._thread = threading.Thread(target=self._turn, name="batchmaker-tracing", daemon=True)
                 self._thread.start()
-        self._asked.put(asked)
-        return asked.outcome()
+        self._calls.put(pending)
+        return pending.outcome()
 
     def _turn(self) -> None:
         while True:
-            self._asked.get().run()
+            self._calls.get().run()
 
 
 _thread = _TracingThread()

@@ -40,11 +40,11 @@ class Typed:
 
 def typed(cell: TracedCell, node: fx.Node) -> Typed | None:
     """Return a node's operation; None if there is none for it."""
-    found = _FOUND.get(node.target)
+    make = _MAKERS.get(node.target)
     value = node.meta.get("val")
-    if found is None or not isinstance(value, TracedValue) or value.dtype not in KINDS:
+    if make is None or not isinstance(value, TracedValue) or value.dtype not in KINDS:
         return None
-    made = found(cell, node, value.dtype)
+    made = make(cell, node, value.dtype)
     if made is None or made.dtype not in KINDS:
         return None
     return made if all(_is_known(cell, operand) for operand in made.operands) else None
@@ -85,24 +85,24 @@ def _common(cell: TracedCell, operands: tuple[Any, ...]) -> torch.dtype:
     return torch.result_type(*examples)
 
 
-_Found: TypeAlias = Callable[[TracedCell, fx.Node, torch.dtype], "Typed | None"]
+_Maker: TypeAlias = Callable[[TracedCell, fx.Node, torch.dtype], "Typed | None"]
 
 
-def _arithmetic(code: int, count: int = 2, *, backwards: bool = False) -> _Found:
+def _arithmetic(code: int, count: int = 2, *, backwards: bool = False) -> _Maker:
     """The operation is done in the dtype of the result."""
 
-    def found(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
+    def make(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
         if len(node.args) != count or node.kwargs or dtype is torch.bool:
             return None
         return Typed(code, dtype, node.args[::-1] if backwards else node.args)
 
-    return found
+    return make
 
 
-def _quotient(code: int) -> _Found:
+def _quotient(code: int) -> _Maker:
     """As arithmetic; integers are divided by a constant other than 0 and -1, which may have no result."""
 
-    def found(cell: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
+    def make(cell: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
         if len(node.args) != 2 or node.kwargs:
             return None
         divisor: Any = node.args[1]
@@ -112,34 +112,34 @@ def _quotient(code: int) -> _Found:
             return None
         return Typed(code, dtype, node.args)
 
-    return found
+    return make
 
 
-def _comparison(code: int) -> _Found:
-    def found(cell: TracedCell, node: fx.Node, _: torch.dtype) -> Typed | None:
+def _comparison(code: int) -> _Maker:
+    def make(cell: TracedCell, node: fx.Node, _: torch.dtype) -> Typed | None:
         if len(node.args) != 2 or node.kwargs or not all(_is_known(cell, operand) for operand in node.args):
             return None
         return Typed(code, _common(cell, node.args), node.args)
 
-    return found
+    return make
 
 
-def _logical(code: int) -> _Found:
+def _logical(code: int) -> _Maker:
     return lambda _cell, node, _dtype: None if node.kwargs else Typed(code, torch.bool, node.args)
 
 
-def _bitwise(code: int) -> _Found:
-    def found(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
+def _bitwise(code: int) -> _Maker:
+    def make(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
         return None if dtype.is_floating_point or node.kwargs else Typed(code, dtype, node.args)
 
-    return found
+    return make
 
 
-def _function(code: int) -> _Found:
-    def found(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
+def _function(code: int) -> _Maker:
+    def make(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
         return Typed(code, dtype, node.args) if dtype.is_floating_point and len(node.args) == 1 else None
 
-    return found
+    return make
 
 
 def _choice(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
@@ -175,7 +175,7 @@ def _same(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
 
 _COMPARISONS: Final = {"eq": steps.EQ, "ne": steps.NE, "lt": steps.LT, "le": steps.LE, "gt": steps.GT, "ge": steps.GE}
 
-_FOUND: Final[dict[Any, _Found]] = {
+_MAKERS: Final[dict[Any, _Maker]] = {
     _aten.add.Tensor: _arithmetic(steps.ADD),
     _aten.sub.Tensor: _arithmetic(steps.SUB),
     _aten.rsub.Scalar: _arithmetic(steps.SUB, backwards=True),

@@ -132,13 +132,15 @@ def put_integers(of: Ints, kind: int, at: int, count: int) -> None:
 @compiled_exact
 def remainder(x: float, y: float) -> float:
     """Return x - floor(x / y) y, with the sign of y, as torch does."""
-    found: float = np.fmod(x, y)
-    return found + y if found != 0 and (y < 0) != (found < 0) else found
+    rest: float = np.fmod(x, y)
+    return rest + y if rest != 0 and (y < 0) != (rest < 0) else rest
 
 
 @compiled_exact
-def work_in_floats(code: int, a: Floats, b: Floats, c: Floats, d: Floats, given: Ints, made: Ints, count: int) -> None:
-    """d = a code b, or made for a comparison. WHERE: b where `given`, else c. A NaN in an operand gives a NaN."""
+def work_in_floats(
+    code: int, a: Floats, b: Floats, c: Floats, d: Floats, condition: Ints, made: Ints, count: int
+) -> None:
+    """d = a code b, or made for a comparison. WHERE: b where `condition`, else c. A NaN in an operand gives a NaN."""
     if code == ADD:
         for j in range(count):
             d[j] = a[j] + b[j]
@@ -153,7 +155,7 @@ def work_in_floats(code: int, a: Floats, b: Floats, c: Floats, d: Floats, given:
             d[j] = a[j] / b[j]
     elif code == WHERE:
         for j in range(count):
-            d[j] = b[j] if given[j] else c[j]
+            d[j] = b[j] if condition[j] else c[j]
     elif code == AS:
         for j in range(count):
             d[j] = a[j]

@@ -105,47 +105,47 @@ def _as_pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 @compiled_inline
 def row_at(a: Ints, k: int) -> Ints:
     """Return table k, which has one axis."""
-    found: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 1],))
-    return found
+    row: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 1],))
+    return row
 
 
 @compiled_inline
 def table_at(a: Ints, k: int) -> Ints:
     """Return table k, which has two axes."""
-    found: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2]))
-    return found
+    table: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2]))
+    return table
 
 
 @compiled_inline
 def records_at(a: Ints, k: int) -> Ints:
     """Return table k, which has two axes, and whose columns are contiguous; see `records`."""
-    found: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 2], a[k, 1])).T
-    return found
+    table: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 2], a[k, 1])).T
+    return table
 
 
 @compiled_inline
 def _column_at(a: Ints, k: int) -> Ints:
     """Return table k, which has one axis, in the form that a field of records has."""
-    found: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 1], 1)).T[0]
-    return found
+    table: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 1], 1)).T[0]
+    return table
 
 
 @compiled_inline
 def _block_at(a: Ints, k: int) -> Ints:
-    found: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2], a[k, 3]))
-    return found
+    table: Ints = carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2], a[k, 3]))
+    return table
 
 
 @compiled_inline
 def _floats_at(a: Ints, k: int) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = carray(_float64_pointer(a[k, 0]), (a[k, 1], a[k, 2]))
-    return found
+    table: NDArray[np.float64] = carray(_float64_pointer(a[k, 0]), (a[k, 1], a[k, 2]))
+    return table
 
 
 @compiled_inline
 def _flags_at(a: Ints, k: int) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = carray(_bool_pointer(a[k, 0]), (a[k, 1],))
-    return found
+    table: NDArray[np.bool_] = carray(_bool_pointer(a[k, 0]), (a[k, 1],))
+    return table
 
 
 if config.DISABLE_JIT:  # the same without a compiler

@@ -136,8 +136,8 @@ class GraphAdmission:
         self._cells.append(cell)
         width = max(len(c.outputs) for c in self._cells)
         self._value_tables = np.zeros((len(self._cells), width), np.int64)
-        for i, known in enumerate(self._cells):
-            ids = self._tables.pool(known).table_ids
+        for i, other in enumerate(self._cells):
+            ids = self._tables.pool(other).table_ids
             self._value_tables[i, : len(ids)] = ids
         self._arena.add_type(cell, pool.number)
         return pool
@@ -200,7 +200,7 @@ class GraphAdmission:
         at = 0
         while at < count:
             begin = at
-            forms = self._copies.known(graphs, of, begin)
+            forms = self._copies.forms_from(graphs, of, begin)
             if forms:
                 at += len(forms)
                 mine = slice(begin, at)
@@ -264,8 +264,8 @@ class GraphAdmission:
         for steps in own:  # until the run has ended
             arena.uses[steps] += 1
         for graph, base in zip(graphs, bases, strict=True):
-            if graph.kept is not None:
-                arena.uses[graph.kept[graph.kept >= graph.first] + base - graph.first] += 1
+            if graph.kept_nodes is not None:
+                arena.uses[graph.kept_nodes[graph.kept_nodes >= graph.first] + base - graph.first] += 1
         if self._plan_rows:
             self._fetches(graphs, to_node)
         result.ready.append(subgraphs[arena.external[subgraphs] == 0])
@@ -276,14 +276,14 @@ class GraphAdmission:
     def _host_tables(self, graph: CellGraph, shift: int, reserves: list[Reserve]) -> tuple[TableId, ...]:
         """Note the tables of a graph's host inputs and return them. shift: node number minus local number."""
         arena = self._arena
-        found = []
+        tables = []
         for host in graph.host_inputs:
             table, new = self._tables.host(self._cells[host.type_id], host.port)
             if new:
                 reserves.append(Reserve((table,), arena.node_capacity))
-            found.append(table.table)
+            tables.append(table.table)
             arena.source_table[host.port, host.rows(shift)] = table.table
-        return tuple(found)
+        return tuple(tables)
 
     def _tables_of(self, sources: Ints, outputs: int) -> Ints:
         """Return the value table of output `outputs` of each source node: [sources]."""
@@ -375,18 +375,18 @@ class GraphAdmission:
 
     def _fetches(self, graphs: Sequence[CellGraph], to_node: Locator) -> None:
         """Set the fetch bits of the nodes whose outputs go to the host."""
-        found = [(i, graph, fetch) for i, graph in enumerate(graphs) for fetch in graph.fetches]
-        if found:
-            nodes = np.concatenate([to_node.of(i, graph, fetch.nodes) for i, graph, fetch in found])
-            bits = np.array([1 << fetch.output for _, _, fetch in found])
-            np.bitwise_or.at(self._arena.fetch, nodes, np.repeat(bits, [len(fetch.nodes) for _, _, fetch in found]))
+        fetches = [(i, graph, fetch) for i, graph in enumerate(graphs) for fetch in graph.fetches]
+        if fetches:
+            nodes = np.concatenate([to_node.of(i, graph, fetch.nodes) for i, graph, fetch in fetches])
+            bits = np.array([1 << fetch.output for _, _, fetch in fetches])
+            np.bitwise_or.at(self._arena.fetch, nodes, np.repeat(bits, [len(fetch.nodes) for _, _, fetch in fetches]))
 
-    def _edges(self, found: list[Ints], nodes: Ints, lengths: Ints, extents: list[Extent], result: Admitted) -> None:
+    def _edges(self, parts: list[Ints], nodes: Ints, lengths: Ints, extents: list[Extent], result: Admitted) -> None:
         """Count uses and unmet inputs, and store the consumers of each node."""
         arena = self._arena
         if len(arena.place) < arena.node_capacity:
             arena.place = np.full(arena.node_capacity, -1, np.int64)
-        edges = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+        edges = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         producers, per_graph, waiting = count_edges(
             edges, nodes, lengths, arena.place, arena.nodes, arena.subgraphs, self._own_type_follows
         )

@@ -368,13 +368,13 @@ class Arena:
 
     def extents_of(self, slot: int) -> list[int]:
         """Return the numbers of a request's extents, in the order of its graphs."""
-        found, at = [], int(self.requests[FIRST, slot])
+        extents, at = [], int(self.requests[FIRST, slot])
         while at != NOWHERE:
-            found.append(at)
+            extents.append(at)
             at = int(self.extents[NEXT, at])
-        return found
+        return extents
 
     def spans_of(self, slots: Sequence[int]) -> Ints:
         """Return the extents of these requests, one request after the other: [extents, 2] first node, and count."""
-        found = [extent for slot in slots for extent in self.extents_of(slot)]
-        return self.extents[[BASE, NUM_NODES]][:, found].T
+        extents = [extent for slot in slots for extent in self.extents_of(slot)]
+        return self.extents[[BASE, NUM_NODES]][:, extents].T

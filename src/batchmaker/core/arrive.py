@@ -190,10 +190,10 @@ def arrive(addresses: Ints, forms_addresses: Ints, ids: Ints, ranks: Ints, numbe
     for i in range(len(slots)):
         state.requests[STORED, slots[i]] = stored[i]
     bases = _begin_copies(state, forms, slots, numbers)
-    found = np.empty((2, len(ids)), np.int64)
+    places = np.empty((2, len(ids)), np.int64)
     for i in range(len(ids)):  # numba compiles for seconds what it would say of slices that do not fit
-        found[0, i], found[1, i] = slots[i], bases[i]
-    return found
+        places[0, i], places[1, i] = slots[i], bases[i]
+    return places
 
 
 @compiled

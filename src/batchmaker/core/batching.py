@@ -318,10 +318,10 @@ class Batcher:
         parts = []
         for begin, rows, columns in zip(*[iter(header[FIRST_PART:])] * 3, strict=True):
             parts.append(steps[begin : begin + rows * columns].reshape(rows, columns))
-        ends, flags, at, _, _, _, moves, kept, marks, members = parts
+        ends, flags, at, _, _, _, moves, keeps, marks, members = parts
         num_memories = len(entry.cell.memories) if self._state.plan_rows else 0
         inputs, rows = NUM_FACTS + (len(at) - NUM_FACTS - num_memories) // 2, len(at) - num_memories
-        keep = Keep(entry.pool.table_ids, kept[1], kept[0]) if kept.shape[1] else None
+        keep = Keep(entry.pool.table_ids, keeps[1], keeps[0]) if keeps.shape[1] else None
         lanes = memories = None
         said = flags > 0 if header[ALL_FLAGS] else NO_FLAGS
         if header[ALL_FLAGS] >> HAS_LANES & 1:

@@ -39,24 +39,24 @@ from batchmaker.policies.order import ALGORITHM_1, LONGEST_READY, LOWEST_DEPTH, 
 @compiled_within
 def _measure(state: State, order: int, type_id: int) -> float:
     """Return what an order looks at besides ready nodes; see `ranked`. The type has ready nodes."""
-    types, found = state.types, 0.0
+    types, measure = state.types, 0.0
     if order == ALGORITHM_1:
-        found += types[NUM_RUNNING, type_id] + types[JUST_RAN, type_id]
+        measure += types[NUM_RUNNING, type_id] + types[JUST_RAN, type_id]
     elif order == READY_SHARE:
-        found += types[INDEPENDENT, type_id]
+        measure += types[INDEPENDENT, type_id]
     elif order == LONGEST_READY:
-        found += ages_and_ranks(types, state.queue, type_id)[0] >> NODE_BITS
+        measure += ages_and_ranks(types, state.queue, type_id)[0] >> NODE_BITS
     elif order == LOWEST_DEPTH:
         head = types[HEAD_OF_QUEUE, type_id]
         lowest = state.depth_of[state.queue[KEY, head] & NODE_MASK]
         for at in range(head + 1, types[TAIL_OF_QUEUE, type_id]):
             lowest = min(lowest, state.depth_of[state.queue[KEY, at] & NODE_MASK])
-        found += lowest
+        measure += lowest
     else:
         first = MINI_BATCH_DEPTHS if order == MEAN_DEPTH else LEFT_DEPTHS
         if types[first, type_id] > 0:
-            found += types[first + 1, type_id] / types[first, type_id]
-    return found
+            measure += types[first + 1, type_id] / types[first, type_id]
+    return measure
 
 
 @compiled_within
@@ -104,12 +104,12 @@ def _urgent_first(state: State, by_policy: Ints, worker: int) -> tuple[Ints, boo
 
 
 @compiled
-def choose(state: State, given: Ints, worker: int) -> tuple[Ints, bool]:
+def choose(state: State, ranking: Ints, worker: int) -> tuple[Ints, bool]:
     """Return the types with ready nodes in the order in which to try them, and whether to take their oldest nodes.
 
-    given: the order of a policy that was asked; empty if the policy is its `order`.
+    ranking: the order of a policy that was asked; empty if the policy is its `order`.
     """
-    order, by_age = given if len(given) > 0 else _by_policy(state), False
+    order, by_age = ranking if len(ranking) > 0 else _by_policy(state), False
     by_rank = state.rules[URGENT_FIRST] > 0 or state.rules[SHORT_TASKS] > 0
     if len(order) > 1 and by_rank and state.counts[NUM_RANKED] > 0:
         order, by_age = _urgent_first(state, order, worker)

@@ -345,10 +345,10 @@ def steps_of(task: RunTask) -> tuple[Step, ...]:
         if keep is not None and keep.positions is not None:
             mine = within(keep.positions, begin, end)
             positions = keep.positions[mine] - begin
-            kept = Keep(keep.tables, keep.rows[mine], None if len(positions) == end - begin else positions)
-            keep = kept if len(positions) else None
-        found = [(f.output, f.positions[within(f.positions, begin, end)] - begin) for f in task.fetches]
-        fetches = tuple(FetchOutput(output, positions) for output, positions in found if len(positions))
+            part = Keep(keep.tables, keep.rows[mine], None if len(positions) == end - begin else positions)
+            keep = part if len(positions) else None
+        of_step = [(f.output, f.positions[within(f.positions, begin, end)] - begin) for f in task.fetches]
+        fetches = tuple(FetchOutput(output, positions) for output, positions in of_step if len(positions))
         may_stop = task.may_stop is not None and bool(task.may_stop[number])
         steps.append(Step(task.nodes[begin:end], inputs, lanes, keep, fetches, may_stop))
         begin = end

@@ -52,10 +52,10 @@ class Completion:
         return entry
 
     def retired(
-        self, event: StepsFinished, entry: TaskEntry, found: Ints, counts: Sequence[int], answered: bool
+        self, event: StepsFinished, entry: TaskEntry, result: Ints, counts: Sequence[int], answered: bool
     ) -> tuple[Ints, list[RequestId], list[tuple[RequestId, str]], list[Read], Ints]:
-        """Update what is not in the tables after steps were retired there. found, answered: see `retire`; counts: the
-        first of `found`.
+        """Update what is not in the tables after steps were retired there. result, answered: see `retire`; counts: the
+        first of `result`.
 
         Returns the slots of requests without work left; if they are answered, their numbers; (request, reason) of rows
         for which the cell raised; outputs that were asked for while their nodes were on the worker; and the nodes that
@@ -63,18 +63,20 @@ class Completion:
         """
         state, arena, run = self._state, self._state.arena, entry.run
         num_finished, num_dying, num_done, num_stopped = counts[:RETIRED]
-        finished, at = found[TURN : TURN + num_finished], TURN + num_finished * (4 if answered else 1) + num_dying
+        finished, at = result[TURN : TURN + num_finished], TURN + num_finished * (4 if answered else 1) + num_dying
         ids = list[RequestId]()
         if answered and num_finished:
-            ids = found[TURN + num_finished : TURN + 2 * num_finished].tolist()
+            ids = result[TURN + num_finished : TURN + 2 * num_finished].tolist()
             if state.chunks:
-                self._kept(finished, found[TURN + 2 * num_finished : TURN + 4 * num_finished].reshape(2, num_finished))
+                self._note_keeps(
+                    finished, result[TURN + 2 * num_finished : TURN + 4 * num_finished].reshape(2, num_finished)
+                )
         if num_dying:
-            state.dying = np.concatenate((state.dying, found[at - num_dying : at]))
+            state.dying = np.concatenate((state.dying, result[at - num_dying : at]))
         if num_stopped and state.observed:
-            stops = found[at + num_done : at + num_done + 2 * num_stopped].reshape(2, num_stopped)
+            stops = result[at + num_done : at + num_done + 2 * num_stopped].reshape(2, num_stopped)
             state.stopped(run.type_id, stops[0], stops[1] + 1, run.nodes)
-        done = found[at : at + num_done]
+        done = result[at : at + num_done]
         reads = self._finish_late(done) if state.attached else []
         failed = list[tuple[RequestId, str]]()
         for position, reason in event.failed:
@@ -138,9 +140,9 @@ class Completion:
         reads: dict[int, list[Read]] = {}
         if wanted and state.plan_rows:
             places = np.array(wanted, np.int64).T.copy()
-            found = fetch_late(state.arena.tables, places).T.tolist()
+            answers = fetch_late(state.arena.tables, places).T.tolist()
             ids = state.arena.requests[ID, places[0]].tolist()
-            for (slot, _, output), request, (node, table, row, tail) in zip(wanted, ids, found, strict=True):
+            for (slot, _, output), request, (node, table, row, tail) in zip(wanted, ids, answers, strict=True):
                 if row != NOWHERE:
                     reads.setdefault(slot, []).append(Read(request, node, output, table, row))
                 elif tail != NOWHERE:
@@ -195,20 +197,20 @@ class Completion:
         state = self._state
         keeping = list[tuple[int, Ints]]()
         for slot, graph in zip(slots, graphs, strict=True):
-            kept = graph.kept
-            if kept is None:
+            nodes = graph.kept_nodes
+            if nodes is None:
                 continue
-            keeping.append((slot, kept))
+            keeping.append((slot, nodes))
             stored = state.chunks[slot].stored
             num_stored = 0 if stored is None else stored.num_nodes
             if num_stored < graph.first:
-                state.arena.uses[state.numbers_of(slot, kept[(kept >= num_stored) & (kept < graph.first)])] += 1
+                state.arena.uses[state.numbers_of(slot, nodes[(nodes >= num_stored) & (nodes < graph.first)])] += 1
         if keeping:
             state.keep(keeping)
 
     def keep_decided(self, slot: int, nodes: Ints) -> None:
         """Let the sequence of a request keep these nodes, too, behind those that were known when it began."""
-        self._state.keep([(slot, np.concatenate((self._state.chunks[slot].kept, -1 - nodes)))])
+        self._state.keep([(slot, np.concatenate((self._state.chunks[slot].kept_nodes, -1 - nodes)))])
         self._state.arena.uses[nodes] += 1
 
     def fit_kept(self) -> list[Reserve]:
@@ -221,12 +223,12 @@ class Completion:
             return []
         return [Reserve(state.tables.all_host(), state.arena.node_capacity)]
 
-    def _kept(self, answered: Ints, stored: Ints) -> None:
+    def _note_keeps(self, answered: Ints, stored: Ints) -> None:
         """Note what the sequences of answered requests keep. stored: see `store_kept`."""
         state = self._state
         made = state.store.put(
             [
-                (chunk.sequence, base, first, len(chunk.kept))
+                (chunk.sequence, base, first, len(chunk.kept_nodes))
                 for slot, base, first in zip(answered.tolist(), *stored.tolist(), strict=True)
                 if (chunk := state.chunks.get(slot)) is not None
             ]
@@ -259,7 +261,7 @@ class Completion:
     def stored(self, sequence: SequenceId) -> tuple[StoredRow, ...]:
         """Return where the nodes are that a sequence keeps, in their order. No request of it may be in flight."""
         state, arena = self._state, self._state.arena
-        nodes = state.store.kept(sequence)
+        nodes = state.store.nodes_of(sequence)
         of = zip(arena.type[arena.subgraph[nodes]].tolist(), arena.row[nodes].tolist(), strict=True)
         return tuple([StoredRow(TypeId(one), self._pool(TypeId(one)).table_ids, row) for one, row in of])
 
@@ -273,7 +275,7 @@ class Completion:
         state = self._state
         dying, stored = leave.leave(state.arena.tables, answered)
         if state.chunks:
-            self._kept(answered, stored)
+            self._note_keeps(answered, stored)
         if len(dying):
             state.dying = np.concatenate((state.dying, dying))
 

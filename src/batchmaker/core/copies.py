@@ -93,8 +93,8 @@ class Forms(NamedTuple):
     sources_begins: Ints
     ready: Ints
     ready_begins: Ints
-    kept: Ints
-    kept_begins: Ints
+    reads: Ints
+    reads_begins: Ints
 
 
 @compiled_within
@@ -139,7 +139,7 @@ class GraphForm:
     - number: index of the form in the tables.
     - host_tables: see Admit.
     - reads_kept: whether the graph reads earlier nodes: those of the request's graphs before this one, and stored ones.
-      Their local numbers and cell types are in the table `kept`.
+      Their local numbers and cell types are in the table `reads`.
     - fetches_earlier: whether outputs of such nodes go to the host.
     """
 
@@ -170,14 +170,14 @@ class GraphCopies:
         self._edges = _CopyTable(1)
         self._sources = _CopyTable(5)
         self._ready = _CopyTable(1)
-        self._kept = _CopyTable(2)
+        self._reads = _CopyTable(2)
         self._addresses: Ints | None = None
 
     @property
     def tables(self) -> Ints:
         """The addresses of all tables; see `forms_at`. Ask again after a graph was remembered."""
         if self._addresses is None:
-            tables = (self._counts, self._nodes, self._subgraphs, self._edges, self._sources, self._ready, self._kept)
+            tables = (self._counts, self._nodes, self._subgraphs, self._edges, self._sources, self._ready, self._reads)
             self._addresses = addresses_of([array for table in tables for array in (table.columns, table.begins)])
         return self._addresses
 
@@ -186,13 +186,13 @@ class GraphCopies:
 
         None if one is not known or empty, if it may get more nodes, or if it fetches what its sequence has kept.
         """
-        forms, found = self._forms, list[GraphForm]()
+        forms, matches = self._forms, list[GraphForm]()
         for event in events:
             form = forms.get(id(event.graph))
             if form is None or form.fetches_earlier or not event.graph.num_nodes or event.open:
                 return None
-            found.append(form)
-        return found
+            matches.append(form)
+        return matches
 
     def number_of(self, graph: CellGraph) -> int:
         """Return the number of a known graph's form."""
@@ -203,22 +203,23 @@ class GraphCopies:
         counts: list[int] = self._counts.columns[:, form].tolist()
         return counts
 
-    def known(self, graphs: Sequence[CellGraph], slots: Ints, begin: int) -> list[GraphForm]:
+    def forms_from(self, graphs: Sequence[CellGraph], slots: Ints, begin: int) -> list[GraphForm]:
         """Return the forms of the graphs from `begin` on, up to the first that must be admitted as a new one.
 
         The stored nodes of the request's sequence and its own earlier nodes must have the types that the form expects,
         and be done.
         """
-        forms, found = self._forms, list[GraphForm]()
+        forms, matches = self._forms, list[GraphForm]()
         for graph in graphs[begin:]:
             form = forms.get(id(graph))
             if form is None:
                 break
-            found.append(form)
-        if any(form.reads_kept for form in found):
-            numbers = np.array([form.number for form in found], np.int64)
-            found = found[: num_fitting(self._arena.tables, self.tables, numbers, slots[begin : begin + len(found)])]
-        return found
+            matches.append(form)
+        if any(form.reads_kept for form in matches):
+            numbers = np.array([form.number for form in matches], np.int64)
+            count = num_fitting(self._arena.tables, self.tables, numbers, slots[begin : begin + len(matches)])
+            matches = matches[:count]
+        return matches
 
     def begin(self, base: int, count: int) -> None:
         """Prepare to remember a graph: mark the inputs of its nodes as not written."""
@@ -259,11 +260,11 @@ class GraphCopies:
         ], np.int64))  # fmt: skip
         self._edges.add(number, arena.consumer[None, edges] - extent.base)
         self._ready.add(number, np.flatnonzero(external == 0)[None])
-        sources, kept = self._known_sources(extent, is_host, earlier)
-        self._sources.add(number, sources if self._keeps_sources or kept.size else sources[:, :0])
-        self._kept.add(number, kept)
+        sources, reads = self._known_sources(extent, is_host, earlier)
+        self._sources.add(number, sources if self._keeps_sources or reads.size else sources[:, :0])
+        self._reads.add(number, reads)
         self._forms[id(graph)] = GraphForm(
-            number, graph, host_tables, bool(kept.size), graph.first > 0 and graph.fetches_earlier
+            number, graph, host_tables, bool(reads.size), graph.first > 0 and graph.fetches_earlier
         )
 
     def _known_sources(
@@ -281,14 +282,14 @@ class GraphCopies:
         is_own = (source >= extent.base) & (source < extent.base + extent.num_nodes)
         is_value = ~((table == ZERO_TABLE) | is_host[np.where(table < 0, 0, table)])
         is_earlier, local = is_value & ~is_own, source - extent.base
-        read, kept = np.unique(source[is_earlier]), np.empty(0, np.int64)
-        if len(read):
+        distinct, reads = np.unique(source[is_earlier]), np.empty(0, np.int64)
+        if len(distinct):
             assert earlier is not None
-            kept, local[is_earlier] = earlier.locals_of(read), -1 - earlier.locals_of(source[is_earlier])
-        types = arena.type[arena.subgraph[read]]
+            reads, local[is_earlier] = earlier.locals_of(distinct), -1 - earlier.locals_of(source[is_earlier])
+        types = arena.type[arena.subgraph[distinct]]
         reach, has_reach = np.zeros(len(port), np.int64), port < len(arena.reach)
         reach[has_reach] = arena.reach[:, nodes][port[has_reach], node[has_reach]]
-        return np.array([port, node, np.where(is_value, local, _NO_SOURCE), table, reach]), np.stack((kept, types))
+        return np.array([port, node, np.where(is_value, local, _NO_SOURCE), table, reach]), np.stack((reads, types))
 
     def write(self, forms: Sequence[GraphForm], slots: Ints, bases: Ints, columns: Ints) -> Ints:
         """Write known graphs, each with the slot of its request and the first number of its nodes.
@@ -329,10 +330,10 @@ def earlier_node(state: State, slot: int, local: int) -> int:
 @compiled
 def earlier_nodes(addresses: Ints, places: Ints) -> Ints:
     """Return node numbers. places: [2 or more, nodes] slot, and local node."""
-    state, found = state_at(addresses), np.empty(places.shape[1], np.int64)
+    state, numbers = state_at(addresses), np.empty(places.shape[1], np.int64)
     for i in range(places.shape[1]):
-        found[i] = earlier_node(state, places[0, i], places[1, i])
-    return found
+        numbers[i] = earlier_node(state, places[0, i], places[1, i])
+    return numbers
 
 
 @compiled
@@ -342,20 +343,20 @@ def fetch_late(addresses: Ints, places: Ints) -> Ints:
     Returns [4, outputs] of each: its node; if that is done, its table and its row; and if that is on a worker, the node
     whose end it waits for. NOWHERE for what it does not have. Otherwise its step will fetch it.
     """
-    state, found = state_at(addresses), np.full((4, places.shape[1]), NOWHERE)
+    state, answers = state_at(addresses), np.full((4, places.shape[1]), NOWHERE)
     for i in range(places.shape[1]):
         node = earlier_node(state, places[0, i], places[1, i])
         subgraph = state.nodes[SUBGRAPH, node]
         end = state.subgraphs[END, subgraph]
         tail = end - 1 if end > 0 else node
-        found[0, i], row = node, state.nodes[ROW, node]
+        answers[0, i], row = node, state.nodes[ROW, node]
         state.nodes[FETCH, node] |= 1 << places[2, i]
         if state.nodes[STATE, tail] == DONE:  # without a row if the run ended before this step
             pool = state.types[POOL, state.subgraphs[TYPE, subgraph]]
-            found[1, i], found[2, i] = state.pools[FIRST_TABLE, pool] + places[2, i], row
+            answers[1, i], answers[2, i] = state.pools[FIRST_TABLE, pool] + places[2, i], row
         elif row != NOWHERE:  # submitted; it was held then, so it has a row
-            found[3, i] = tail
-    return found
+            answers[3, i] = tail
+    return answers
 
 
 @compiled_within
@@ -371,8 +372,8 @@ def _is_as_read(state: State, node: int, type_id: int) -> bool:
 def all_fit(state: State, forms: Forms, numbers: Ints, stored: Ints) -> bool:
     """Whether these forms find nodes of the types that they read among stored nodes. stored: the first of each."""
     for i in range(len(numbers)):
-        for j in range(forms.kept_begins[numbers[i]], forms.kept_begins[numbers[i] + 1]):
-            if not _is_as_read(state, stored[i] + forms.kept[0, j], forms.kept[1, j]):
+        for j in range(forms.reads_begins[numbers[i]], forms.reads_begins[numbers[i] + 1]):
+            if not _is_as_read(state, stored[i] + forms.reads[0, j], forms.reads[1, j]):
                 return False
     return True
 
@@ -382,8 +383,8 @@ def num_fitting(addresses: Ints, forms_addresses: Ints, numbers: Ints, slots: In
     """Return how many of these forms, up to the first that does not, find done nodes of the types that they read."""
     state, forms = state_at(addresses), forms_at(forms_addresses)
     for i in range(len(numbers)):
-        for j in range(forms.kept_begins[numbers[i]], forms.kept_begins[numbers[i] + 1]):
-            if not _is_as_read(state, earlier_node(state, slots[i], forms.kept[0, j]), forms.kept[1, j]):
+        for j in range(forms.reads_begins[numbers[i]], forms.reads_begins[numbers[i] + 1]):
+            if not _is_as_read(state, earlier_node(state, slots[i], forms.reads[0, j]), forms.reads[1, j]):
                 return i
     return len(numbers)
 

@@ -246,9 +246,9 @@ def _ended(code: Ints, frames: Ints, heap: Ints, queue: Ints, counts: Ints, fram
     record = code[code[region + ITEMS_AT] + item]
     at = code[record + FOLLOWS_AT]
     for k in range(at, at + code[record + NUM_FOLLOWS]):
-        left = block + code[region + NUM_SLOTS] + code[k]
-        heap[left] -= 1
-        if heap[left] == 0:
+        counter = block + code[region + NUM_SLOTS] + code[k]
+        heap[counter] -= 1
+        if heap[counter] == 0:
             queue[0, counts[NUM_QUEUED]], queue[1, counts[NUM_QUEUED]] = frame, code[k]
             counts[NUM_QUEUED] += 1
     frames[ITEMS_LEFT, frame] -= 1
@@ -353,11 +353,11 @@ def decide(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
     """
     state, forms, m = state_at(addresses), forms_at(forms_addresses), machine_at(machine_addresses)
     num_begun = m.counts[NUM_BEGINNING]
-    found = _go_on(addresses, forms_addresses, machine_addresses, done)
+    status = _go_on(addresses, forms_addresses, machine_addresses, done)
     begun = m.beginning[:, num_begun : m.counts[NUM_BEGINNING]]
     ready = ready_of(forms, begun[BEGINNING_FORM], begun[BEGINNING_SUBGRAPH])
     release(state.nodes, state.subgraphs, state.requests, state.types, state.queue, state.counts, ready)
-    return found
+    return status
 
 
 @compiled_within
@@ -580,17 +580,17 @@ def _go_on(addresses: Ints, forms_addresses: Ints, machine_addresses: Ints, done
             _ended(code, frames, heap, queue, counts, frame, item)
             continue
         if kind == TELL:
-            told = max(heap[block + code[record + TOLD]], ZERO)
-            if told >= heap[block + code[record + COUNT_OF]]:
+            num_told = max(heap[block + code[record + TOLD]], ZERO)
+            if num_told >= heap[block + code[record + COUNT_OF]]:
                 _ended(code, frames, heap, queue, counts, frame, item)
                 continue
-            word = heap[block + code[record + FIRST_OF]] + told * code[record + STEP_OF] * OUTPUTS
+            word = heap[block + code[record + FIRST_OF]] + num_told * code[record + STEP_OF] * OUTPUTS
             tail = _not_done(nodes, subgraphs, word)
             if tail != NOWHERE:
                 _wait(waits, waiting, counts, tail, frame, item)
                 continue
             _collect(m.collecting, counts, slot, code[record + COLLECTION], word)
-            heap[block + code[record + TOLD]] = told + 1
+            heap[block + code[record + TOLD]] = num_told + 1
             queue[0, top], queue[1, top] = frame, item
             counts[NUM_QUEUED] = top + 1
             continue

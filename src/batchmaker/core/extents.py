@@ -98,12 +98,12 @@ def release(free: Ints, counts: Ints, kind: int, links: Ints, first: int, count:
 
 
 @compiled
-def release_each(addresses: Ints, kind: int, firsts: Ints, given: Ints) -> None:
-    """Call `release` for each of these extents, in order. given: the count of each."""
+def release_each(addresses: Ints, kind: int, firsts: Ints, sizes: Ints) -> None:
+    """Call `release` for each of these extents, in order. sizes: the count of each."""
     state = state_at(addresses)
     links = _links_of(state, kind)
     for i in range(len(firsts)):
-        release(state.free, state.counts, kind, links, firsts[i], given[i])
+        release(state.free, state.counts, kind, links, firsts[i], sizes[i])
 
 
 @compiled

@@ -7,8 +7,8 @@ moves into its lane. A chain that joins takes the next free lane.
 A step takes the first ready nodes in order. It is noted as if it had run, so the next step can take the successors: the
 tasks of one worker run in order (ahead-of-time scheduling; BatchMaker section 4.3). `form` calls `find_steps`.
 
-nodes, subgraphs, source, source_table and consumer are the tables of the arena; the loops change them. at, moves, kept,
-marks, done, ends and flags are arrays of `Steps` (see there).
+nodes, subgraphs, source, source_table and consumer are the tables of the arena; the loops change them. at, moves,
+keeps, marks, done, ends and flags are arrays of `Steps` (see there).
 """
 
 from __future__ import annotations
@@ -91,17 +91,17 @@ def seat(
     """
     count, capacity = len(batch), len(occupant)
     here = np.empty(count, np.int64)  # the lane on this worker, or NOBODY, by index in `batch`
-    taken = np.zeros(count, np.bool_)
+    is_taken = np.zeros(count, np.bool_)
     num_seated = 0
     for i in range(count):
         mine = nodes[SUBGRAPH, batch[i]]
         here[i] = subgraphs[LANE, mine] if subgraphs[LANE_WORKER, mine] == worker else NOBODY
         num_seated += here[i] != NOBODY
         if 0 <= here[i] < count:
-            taken[here[i]] = True
+            is_taken[here[i]] = True
     is_dense = count <= capacity
     for k in range(min(count, capacity)):
-        is_dense &= taken[k] or occupant[k] == NOBODY
+        is_dense &= is_taken[k] or occupant[k] == NOBODY
     lanes, ordered = np.empty(count, np.int64), np.empty(count, np.int64)
     before, home = np.empty(count, np.int64), np.empty(count, np.int64)
     new = np.empty(count, np.int64)
@@ -109,7 +109,7 @@ def seat(
     for i in range(count):
         new[i] = here[i]
         if here[i] == NOBODY or (is_dense and here[i] >= count):
-            while next_free < capacity and (taken[next_free] if is_dense else occupant[next_free] != NOBODY):
+            while next_free < capacity and (is_taken[next_free] if is_dense else occupant[next_free] != NOBODY):
                 next_free += 1
             if next_free == capacity:
                 return capacity + count - num_seated, False, ordered, lanes, before, home
@@ -300,9 +300,8 @@ def _note_members(
 
 @compiled_within
 def _keep(
-    nodes: Ints, subgraphs: Ints, source: Ints, source_table: Ints, is_host: Flags, value_ports: Ints, free: Ints,
-    places: Places, at: Ints, first: int, end: int, has_lanes: bool, marks: Ints, kept: Ints, num_kept: int,
-    num_free: int,
+    arrays: TaskArrays, places: Places, at: Ints, first: int, end: int, has_lanes: bool, marks: Ints, keeps: Ints,
+    num_kept: int, num_free: int,
 ) -> tuple[int, int, int]:  # fmt: skip
     """Give rows to the positions whose outputs are read later, and mark the outputs that go to the host.
 
@@ -312,7 +311,8 @@ def _keep(
 
     Returns the number of kept outputs, the number of free rows, and the marks of all these positions together.
     """
-    all_marks = 0
+    nodes, subgraphs, source, source_table = arrays.nodes, arrays.subgraphs, arrays.source, arrays.source_table
+    is_host, value_ports, free, all_marks = arrays.is_host, arrays.value_ports, arrays.free, 0
     for position in range(first, end):
         node, mine = at[AT_NODE, position], at[AT_SUBGRAPH, position]
         owner = subgraphs[END, mine] - 1 if subgraphs[OPEN_ENDED, mine] else node
@@ -321,7 +321,7 @@ def _keep(
         if owner != node and nodes[USES, node] > 0:
             num_free -= 1
             nodes[ROW, node] = free[num_free]
-            kept[0, num_kept], kept[1, num_kept] = position, nodes[ROW, node]
+            keeps[0, num_kept], keeps[1, num_kept] = position, nodes[ROW, node]
             num_kept += 1
         if nodes[USES, owner] == 0 and not nodes[HELD, owner]:
             continue
@@ -337,7 +337,7 @@ def _keep(
         if nodes[ROW, owner] == NOWHERE:
             num_free -= 1
             nodes[ROW, owner] = free[num_free]
-        kept[0, num_kept], kept[1, num_kept] = position, nodes[ROW, owner]
+        keeps[0, num_kept], keeps[1, num_kept] = position, nodes[ROW, owner]
         num_kept += 1
     return num_kept, num_free, all_marks
 
@@ -365,13 +365,13 @@ def _note_done(
 @compiled_within
 def _certain(nodes: Ints, subgraphs: Ints, keys: Ints) -> Ints:
     """Return the keys of the nodes that are not in runs that a value may end."""
-    found = np.empty(len(keys), np.int64)
+    certain = np.empty(len(keys), np.int64)
     count = 0
     for i in range(len(keys)):
         if not subgraphs[OPEN_ENDED, nodes[SUBGRAPH, keys[i] & NODE_MASK]]:
-            found[count] = keys[i]
+            certain[count] = keys[i]
             count += 1
-    return found[:count]
+    return certain[:count]
 
 
 @compiled_within
@@ -394,16 +394,14 @@ def find_steps(
         arrays.nodes, arrays.subgraphs, arrays.source, arrays.source_table, arrays.reach, arrays.consumer,
         arrays.is_host,
     )  # fmt: skip
-    value_ports, free, occupant, lane_tables, seconds = (
-        arrays.value_ports, arrays.free, arrays.occupant, arrays.lane_tables, arrays.seconds
-    )  # fmt: skip
+    occupant, lane_tables, seconds = arrays.occupant, arrays.lane_tables, arrays.seconds
     ranked, plan_rows = len(ranks) > 0, places.plan_rows
     steps_room = min(limits.max_steps, 8)
     ends, flags = np.zeros((NUM_ENDS, steps_room), np.int64), np.zeros((NUM_FLAGS, steps_room), np.int64)
     at = np.empty((NUM_FACTS + 2 * places.num_inputs + places.num_memories, FIRST_ROOM), np.int64)
     marks = np.empty((1, FIRST_ROOM), np.int64)
     done, entering = np.empty((1, FIRST_ROOM), np.int64), np.empty((1, FIRST_ROOM), np.int64)
-    kept, vacated = np.empty((2, FIRST_ROOM), np.int64), np.empty((2, 16), np.int64)
+    keeps, vacated = np.empty((2, FIRST_ROOM), np.int64), np.empty((2, 16), np.int64)
     members = np.empty((1, 16), np.int64)
     moves = np.empty((1 + 2 * (places.num_inputs - places.num_step_inputs), 16), np.int64)
     chosen, of = np.empty(limits.max_batch, np.int64), np.empty(limits.max_batch, np.int64)
@@ -417,7 +415,7 @@ def find_steps(
     used_s = 0.0
     has_lanes = certain = may_stop = False
     while num_steps < limits.max_steps:
-        count, next_used, taken = choose(
+        count, next_used, num_taken = choose(
             candidates, ranks, num_used, waiting, waiting_ranks, limits.max_batch, chosen, of
         )
         if count == 0:
@@ -433,7 +431,7 @@ def find_steps(
             break
         first_at, num_alike = num_at, 1
         keys, of_keys = chosen[:count], of[: count if ranked else 0]
-        goes_on = certain and taken == count and _goes_on(keys, latest[:num_latest])
+        goes_on = certain and num_taken == count and _goes_on(keys, latest[:num_latest])
         if goes_on:
             most = limits.max_steps - num_steps
             if used_s + most * seconds[count] > limits.budget_s:
@@ -443,7 +441,7 @@ def find_steps(
             num_alike = _num_alike(nodes, subgraphs, keys, most)
         num_rows = num_alike * count
         at, marks, done = _room(at, num_at + num_rows), _room(marks, num_at + num_rows), _room(done, num_done + count)
-        entering, kept = _room(entering, num_entering + count), _room(kept, num_kept + num_rows * places.rows_each)
+        entering, keeps = _room(entering, num_entering + count), _room(keeps, num_kept + num_rows * places.rows_each)
         ends, flags = _room(ends, num_steps + num_alike), _room(flags, num_steps + num_alike)
         is_dense = goes_on and flags[IS_DENSE, num_steps - 1] > 0
         if not goes_on:
@@ -476,8 +474,8 @@ def find_steps(
         for i in range(count):
             latest[i] = keys[i] + num_alike - 1
         if goes_on:
-            found, found_ranks = _go_on(nodes, subgraphs, occupant, at, first_at, num_alike, keys, of_keys)
-            waiting, waiting_ranks = joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
+            ready, ready_ranks = _go_on(nodes, subgraphs, occupant, at, first_at, num_alike, keys, of_keys)
+            waiting, waiting_ranks = joined(ready, ready_ranks, ranked, waiting[num_taken:], waiting_ranks[num_taken:])
         if plan_rows:
             num_found = places.num_step_inputs if has_lanes else places.num_inputs
             _note_inputs(
@@ -485,8 +483,7 @@ def find_steps(
                 places.num_memories,
             )  # fmt: skip
             num_kept, num_free, found_marks = _keep(
-                nodes, subgraphs, source, source_table, is_host, value_ports, free, places, at, first_at, num_at,
-                has_lanes, marks, kept, num_kept, num_free,
+                arrays, places, at, first_at, num_at, has_lanes, marks, keeps, num_kept, num_free
             )  # fmt: skip
             all_marks |= found_marks
             if places.num_memories > 0:
@@ -502,11 +499,11 @@ def find_steps(
             flags[MAY_STOP, num_steps], flags[STEERS, num_steps] = may_stop, may_stop or held
             num_steps += 1
         if not goes_on:
-            found, found_ranks, more_held_up = submit(
+            ready, ready_ranks, more_held_up = submit(
                 nodes, subgraphs, consumer, places.worker, limits.loops_ahead, limits.own_type_follows, keys, of_keys
             )
             num_held_up += more_held_up
-            waiting, waiting_ranks = joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
+            waiting, waiting_ranks = joined(ready, ready_ranks, ranked, waiting[num_taken:], waiting_ranks[num_taken:])
         used_s += num_alike * seconds[count]
         largest = max(largest, count)
         num_used = next_used
@@ -516,5 +513,5 @@ def find_steps(
         num_steps, lanes_wanted, rows_wanted, rows_needed, largest, ends[:, :num_steps], flags[:, :num_steps],
         at[:, :num_at],
         done[0, :num_done], entering[0, :num_entering], moves[:, :num_moves], vacated[:, :num_vacated],
-        kept[:, :num_kept], members[:, :num_members], marks[0, :num_at], all_marks, num_used, waiting, num_free,
+        keeps[:, :num_kept], members[:, :num_members], marks[0, :num_at], all_marks, num_used, waiting, num_free,
     )  # fmt: skip

@@ -127,7 +127,7 @@ class Frames:
         self._num_sized = self._longest = self._spans_held = self._num_loops = 0
         self._places: dict[int, int] = {}
         self._lines: dict[int, str] = {}  # of the items that say where they are called, by their places in the code
-        self._known: list[Region] = []  # so that their ids stay theirs
+        self._regions: list[Region] = []  # so that their ids stay theirs
         self._code, self._num_words = np.zeros(1024, np.int64), 0
         counts = np.zeros(MACHINE_COUNTS, np.int64)
         counts[FREE_WAITING], counts[MOST_NODES], counts[MOST_WORDS] = NOWHERE, self._max_nodes, 16
@@ -176,8 +176,8 @@ class Frames:
     def note_values(self, values: Sequence[tuple[int, Ints, Ints]]) -> None:
         """Note values that have come to the host: output, nodes, and values."""
         self._fit()
-        for output, nodes, given in values:
-            self._machine.values[output, nodes] = given
+        for output, nodes, numbers in values:
+            self._machine.values[output, nodes] = numbers
 
     def decide(self, done: Ints) -> Outcome:
         """Let go on what waited for these nodes, which are done, and all that follows."""
@@ -187,29 +187,29 @@ class Frames:
     def _decide(self, done: Ints) -> int:
         return decide.decide(self._state.arena.tables, self.patterns_at, self.addresses, done)
 
-    def outcome(self, found: int, done: Ints) -> Outcome:
-        """Return what followed from these nodes. found: what the loop returned; it goes on if it lacked room."""
+    def outcome(self, status: int, done: Ints) -> Outcome:
+        """Return what followed from these nodes. status: what the loop returned; it goes on if it lacked room."""
         outcome = Outcome()
         while True:
-            if found == LACKS_MACHINE:  # while it is full of messages: as many will have room next time
+            if status == LACKS_MACHINE:  # while it is full of messages: as many will have room next time
                 self._fit_machine(64, 64 * int(self._machine.counts[MOST_WORDS]))
             self._read_messages(outcome)
-            if found in (ALL_DONE, SOME_FAILED):
+            if status in (ALL_DONE, SOME_FAILED):
                 return outcome
-            if found == NOT_BEGUN:
+            if status == NOT_BEGUN:
                 self._fit_machine(1, int(self._machine.counts[NUM_WAITING]))
-                found = self._decide(done)
+                status = self._decide(done)
                 continue
-            if found == LACKS_FORM:
+            if status == LACKS_FORM:
                 self._add_size(int(self._machine.counts[WANTED_FORM]), int(self._machine.counts[WANTED_SIZE]))
-            elif found == LACKS_NUMBERS:
+            elif status == LACKS_NUMBERS:
                 slot = int(self._machine.counts[WANTED_SLOT])
                 try:
                     outcome.reserves += self._make_room(int(self._machine.counts[WANTED_FORM]))
                 except NoMemoryError as error:
                     self._machine.num_nodes[slot] = NOWHERE
                     outcome.failed.append((slot, FailureKind.MEMORY, str(error)))
-            found = self._decide(NO_NODES)
+            status = self._decide(NO_NODES)
 
     def forget(self, slot: int) -> None:
         """Note that a request ends early. Its numbers must still be its own."""
@@ -225,8 +225,8 @@ class Frames:
 
     def loops_begun(self, begun: Ints) -> tuple[tuple[RequestId, int, tuple[Any, ...]], ...]:
         """Return the loops among segments that have begun, as `NodesBegun` tells of them. begun: see Outcome."""
-        found = begun.T.tolist() if self._num_loops else ()
-        loops = [(slot, base, self.segments[form].loops) for slot, form, base in found if form in self.segments]
+        entries = begun.T.tolist() if self._num_loops else ()
+        loops = [(slot, base, self.segments[form].loops) for slot, form, base in entries if form in self.segments]
         return tuple([(self._state.id_of(slot), base, some) for slot, base, some in loops if some])
 
     def leave(self, slots: Sequence[int]) -> None:
@@ -327,11 +327,11 @@ class Frames:
 
     def _place_of(self, region: Region) -> int:
         """Return where the code of a region begins; it is written at first."""
-        known = self._places.get(id(region))
-        if known is None:
-            known = self._places[id(region)] = self._write(region)
-            self._known.append(region)
-        return known
+        place = self._places.get(id(region))
+        if place is None:
+            place = self._places[id(region)] = self._write(region)
+            self._regions.append(region)
+        return place
 
     def _add(self, words: Sequence[int]) -> int:
         """Add words of code; return where they begin."""

@@ -47,7 +47,7 @@ class Frontiers:
     a node and a type.
 
     - look: returns what is in flight.
-    - kept: whether the counts are kept now.
+    - is_kept: whether the counts are kept now.
     - counts: [types], in the arena's `types`.
     - left: [nodes] True for the last node of each unit that is not completely submitted.
     """
@@ -61,14 +61,14 @@ class Frontiers:
         "_look",
         "_num_left",
         "_stack",
-        "kept",
+        "is_kept",
         "left",
     )
 
     def __init__(self, arena: Arena, look: Callable[[], FrontierCounts]) -> None:
         self._arena = arena
         self._look = look
-        self.kept = False
+        self.is_kept = False
         self.left = np.zeros(0, np.bool_)
         self._num_left = 0
         self._blocks = np.zeros((0, 0), np.int32)
@@ -84,10 +84,10 @@ class Frontiers:
 
     def keep(self) -> None:
         """Keep the counts from now on, until no unit is left."""
-        if not self.kept:
-            self.kept = True
-            found = self._look()
-            self._enter(found.spans, found.late_edges, found.on_workers, counted=False)
+        if not self.is_kept:
+            self.is_kept = True
+            counts = self._look()
+            self._enter(counts.spans, counts.late_edges, counts.on_workers, counted=False)
 
     @property
     def counts(self) -> Ints:
@@ -96,14 +96,14 @@ class Frontiers:
 
     def admit(self, spans: Ints, late_edges: Sequence[tuple[int, int]]) -> None:
         """Note that requests have got these nodes. spans, late_edges: those that lead to them (see FrontierCounts)."""
-        if self.kept:
+        if self.is_kept:
             self._enter(spans, late_edges, NONE, counted=True)
 
     def submitted(self, type_id: int, nodes: Ints) -> None:
         """Note that these nodes of one type are on a worker."""
-        if self.kept:
-            found = wait_counts.run(nodes, type_id, self._stack, self._graph, self._now, self._late)
-            self._fewer(found)
+        if self.is_kept:
+            units = wait_counts.run(nodes, type_id, self._stack, self._graph, self._now, self._late)
+            self._fewer(units)
 
     def stopped(self, type_id: int, ends: Ints) -> None:
         """Note that runs have ended early. ends: [runs] one past the last node of each run.
@@ -114,7 +114,7 @@ class Frontiers:
 
     def withdraw(self, spans: Ints) -> None:
         """Note that the other nodes of these extents will not be submitted, because their request has failed."""
-        if self.kept:
+        if self.is_kept:
             self._fewer(wait_counts.withdraw(*_columns(spans), self._graph, self._now, self._late))
 
     @property
@@ -140,7 +140,7 @@ class Frontiers:
     def _fewer(self, units: int) -> None:
         """Count fewer units. If none is left, nothing is kept until a policy asks again."""
         self._num_left -= units
-        self.kept = self._num_left > 0
+        self.is_kept = self._num_left > 0
 
     def _fit(self, num_late: int) -> None:
         """Make room for every node number given out, for every type, and for this many more late edges."""

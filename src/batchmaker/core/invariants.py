@@ -180,15 +180,15 @@ def _check_requests(state: SchedulerState) -> None:
     _require(sorted(state.living) == alive, "a living request is not listed, or a dead one is")
     places = np.zeros(len(state.types), np.int64)
     for slot in state.slots:
-        left = 0
+        num_left = 0
         for base, count in arena.spans_of((slot,)).tolist():
             nodes = np.arange(base, base + count)
             ends = arena.end[arena.subgraph[nodes]]
             units = nodes[(ends == 0) | (nodes + 1 == ends)]
-            left += int(np.count_nonzero(arena.state[units] != DONE))
+            num_left += int(np.count_nonzero(arena.state[units] != DONE))
             np.add.at(places, arena.type[arena.subgraph[units]], 1)
         noted = int(arena.requests[LEFT, slot])
-        _require(left == noted, f"request {state.id_of(slot)} has {left} units left, not {noted}")
+        _require(num_left == noted, f"request {state.id_of(slot)} has {num_left} units left, not {noted}")
     _require(places.tolist() == arena.types[PLACES].tolist(), "places in the queues are miscounted")
 
 
@@ -196,8 +196,8 @@ def _check_depths(state: SchedulerState) -> None:
     """The depths left by type are the sums of those by request. Ended requests have none."""
     if state.depths is None:
         return
-    left, by_slot = state.depths.left, state.depths.left_of_slot
-    _require(bool((left == by_slot.sum(axis=2)).all()), "depths left by type and by request differ")
+    by_type, by_slot = state.depths.left, state.depths.left_of_slot
+    _require(bool((by_type == by_slot.sum(axis=2)).all()), "depths left by type and by request differ")
     alive = sorted(state.living)
     _require(not np.delete(by_slot, alive, axis=2).any(), "depths are left of a request that has ended")
     _require(not (by_slot < 0).any(), "more nodes were submitted than there are")
@@ -205,13 +205,13 @@ def _check_depths(state: SchedulerState) -> None:
 
 def _check_frontiers(state: SchedulerState) -> None:
     """No more nodes are ready than independent, and nothing is left of ended requests."""
-    if state.frontiers is None or not state.frontiers.kept:
+    if state.frontiers is None or not state.frontiers.is_kept:
         return
     alive = state.arena.spans_of(sorted(state.living)).tolist()
-    left = sum(int(state.frontiers.left[base : base + count].sum()) for base, count in alive)
-    _require(left == np.count_nonzero(state.frontiers.left), "a request that has ended is in a frontier")
+    num_left = sum(int(state.frontiers.left[base : base + count].sum()) for base, count in alive)
+    _require(num_left == np.count_nonzero(state.frontiers.left), "a request that has ended is in a frontier")
     for type_id, entry in enumerate(state.types):
         independent = state.frontiers.independent(type_id)
         ready = state.arena.num_ready(type_id)
         _require(ready <= independent, f"more nodes of {entry.cell.name!r} are ready than independent")
-    _require(left > 0 or not state.frontiers.counts.any(), "a frontier is left of nothing")
+    _require(num_left > 0 or not state.frontiers.counts.any(), "a frontier is left of nothing")

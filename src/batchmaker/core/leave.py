@@ -55,14 +55,14 @@ from batchmaker.core.sequence_store import store_kept
 @compiled
 def end_those_done(requests: Ints, slots: Ints) -> Ints:
     """End those of these requests that are alive, may get no more nodes, and have no work left. Returns their slots."""
-    found = np.empty(len(slots), np.int64)
+    finished = np.empty(len(slots), np.int64)
     count = 0
     for slot in slots:
         if requests[ALIVE, slot] and not requests[OPEN, slot] and requests[LEFT, slot] <= 0:
             requests[ALIVE, slot] = 0
-            found[count] = slot
+            finished[count] = slot
             count += 1
-    return found[:count]
+    return finished[:count]
 
 
 @compiled_within
@@ -141,7 +141,7 @@ def leave_all(state: State, slots: Ints) -> tuple[Ints, Ints]:
     Returns those of which a worker has steps, which are dying; and what `store_kept` returns, for whose numbers there
     must be room.
     """
-    kept = store_kept(state, slots)
+    stored = store_kept(state, slots)
     dying = np.empty(len(slots), np.int64)
     count = 0
     for slot in slots:
@@ -153,7 +153,7 @@ def leave_all(state: State, slots: Ints) -> tuple[Ints, Ints]:
                 state.nodes, state.subgraphs, state.consumer, state.requests, state.extents, state.types, state.pools,
                 state.free_rows, state.free, state.counts, slot,
             )  # fmt: skip
-    return dying[:count], kept
+    return dying[:count], stored
 
 
 @compiled

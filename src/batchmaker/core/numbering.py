@@ -148,19 +148,19 @@ def _fill_segments(subgraphs: Ints, nodes: Ints, segments: Ints, of_nodes: Ints,
     - segments: [segments, 6] place of the first node, number of nodes, 1 if they are one subgraph, type, 1 if they are
       a run, 1 if a value may end it.
     """
-    known = 0
+    num_filled = 0
     for k in range(len(segments)):
         start, count, together = segments[k, 0], segments[k, 1], segments[k, 2] > 0
         size = count if together else 1
         for at in range(start, start + count, size):
-            mine, head = subgraphs[known], nodes[at]
+            mine, head = subgraphs[num_filled], nodes[at]
             of_subgraphs[TYPE, mine], of_subgraphs[HEAD, mine] = segments[k, 3], head
             of_subgraphs[SIZE, mine] = of_subgraphs[SPAN, mine] = size
             of_subgraphs[END, mine] = head + size if segments[k, 4] > 0 else 0
             of_subgraphs[OPEN_ENDED, mine] = segments[k, 5]
             for i in range(at, at + size):
                 of_nodes[SUBGRAPH, nodes[i]] = mine
-            known += 1
+            num_filled += 1
 
 
 @compiled
@@ -171,15 +171,15 @@ def _fill_members(
 
     numbers: [nodes of the graph] subgraph of each node. Numbers start at 0, in the order of first appearance.
     """
-    known = 0
+    num_seen = 0
     for i in range(len(numbers)):
         number = numbers[i]
         at = first_subgraph + number
         subgraph[base + i] = at
-        if number == known:
+        if number == num_seen:
             head[at] = base + i
             size[at] = 0
-            known += 1
+            num_seen += 1
         size[at] += 1
         span[at] = base + i - head[at] + 1
 

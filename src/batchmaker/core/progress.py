@@ -144,7 +144,7 @@ def end_step(
         if of_subgraphs[IN_FLIGHT, mine] == 0:
             of_subgraphs[PIN, mine] = NOWHERE
     unused = np.empty(len(value_ports) * len(nodes), np.int64)
-    found = np.empty(len(value_ports), np.int64)
+    ends = np.empty(len(value_ports), np.int64)
     num_unused = 0
     for k in range(len(value_ports)):
         port = value_ports[k]
@@ -158,8 +158,8 @@ def end_step(
             if of_nodes[USES, read] == 0 and not of_nodes[HELD, read] and of_nodes[ROW, read] != NOWHERE:
                 unused[num_unused] = read
                 num_unused += 1
-        found[k] = num_unused
-    return unused[:num_unused], found
+        ends[k] = num_unused
+    return unused[:num_unused], ends
 
 
 @compiled_within
@@ -293,7 +293,7 @@ def release(
     most, num_types = 0, types.shape[1]
     for i in range(len(subgraphs)):
         most += 1 if of_subgraphs[END, subgraphs[i]] > 0 else of_subgraphs[SPAN, subgraphs[i]]
-    found = np.empty(most, np.int64)
+    ready = np.empty(most, np.int64)
     begins = np.zeros(num_types + 1, np.int64)
     num_found = 0
     for i in range(len(subgraphs)):
@@ -305,7 +305,7 @@ def release(
         for node in range(first, first + (1 if is_run else of_subgraphs[SPAN, mine])):
             if is_run or (of_nodes[SUBGRAPH, node] == mine and of_nodes[PENDING, node] == 0):
                 of_nodes[STATE, node] = READY
-                found[num_found] = (counts[NEXT_SERIAL] << NODE_BITS) | node
+                ready[num_found] = (counts[NEXT_SERIAL] << NODE_BITS) | node
                 num_found += 1
                 begins[of_subgraphs[TYPE, mine] + 1] += 1
         counts[NEXT_SERIAL] += 1
@@ -313,8 +313,8 @@ def release(
         begins[i + 1] += begins[i]
     keys, place = np.empty(num_found, np.int64), begins.copy()
     for i in range(num_found):
-        mine = of_subgraphs[TYPE, of_nodes[SUBGRAPH, found[i] & NODE_MASK]]
-        keys[place[mine]] = found[i]
+        mine = of_subgraphs[TYPE, of_nodes[SUBGRAPH, ready[i] & NODE_MASK]]
+        keys[place[mine]] = ready[i]
         place[mine] += 1
     for type_id in range(num_types):
         if begins[type_id] == begins[type_id + 1]:

@@ -150,17 +150,17 @@ def candidates(
 @compiled
 def take(
     nodes: Ints, subgraphs: Ints, types: Ints, queue: Ints, depth_of: Ints, type_id: int, worker: int, depth: int,
-    by_age: bool, taken: Ints,
+    by_age: bool, keys: Ints,
 ) -> None:  # fmt: skip
-    """Remove the first of the nodes that `candidates` returns for the same arguments. taken: these, in that order."""
-    head, left = types[HEAD_OF_QUEUE, type_id], len(taken)
-    if left == 0:
+    """Remove the first of the nodes that `candidates` returns for the same arguments. keys: these, in that order."""
+    head, num_left = types[HEAD_OF_QUEUE, type_id], len(keys)
+    if num_left == 0:
         return
-    last = taken[left - 1]
+    last = keys[num_left - 1]
     at = head
-    while left > 0:  # up to the last of them
+    while num_left > 0:  # up to the last of them
         key = queue[KEY, at]
-        left -= _may_run(nodes, subgraphs, depth_of, worker, depth, key) and (not by_age or key <= last)
+        num_left -= _may_run(nodes, subgraphs, depth_of, worker, depth, key) and (not by_age or key <= last)
         at += 1
     to = at
     for k in range(at - 1, head - 1, -1):  # those between them that stay
@@ -198,13 +198,13 @@ def order_again(nodes: Ints, subgraphs: Ints, requests: Ints, types: Ints, queue
 @compiled
 def ready_types(types: Ints) -> Ints:
     """Return the types that have ready nodes, ascending."""
-    found = np.empty(types.shape[1], np.int64)
+    ready = np.empty(types.shape[1], np.int64)
     count = 0
     for type_id in range(types.shape[1]):
         if types[TAIL_OF_QUEUE, type_id] > types[HEAD_OF_QUEUE, type_id]:
-            found[count] = type_id
+            ready[count] = type_id
             count += 1
-    return found[:count]
+    return ready[:count]
 
 
 @compiled

@@ -111,13 +111,13 @@ def retire(addresses: Ints, task: Ints, first: int, end: int, stopped: Flags, an
         may_stop |= part_of(task, PART_FLAGS, MAY_STOP)[step] > 0
     ran = part_of(task, PART_AT, AT_NODE)[begins[POSITIONS] : until[POSITIONS]]
     of = part_of(task, PART_AT, AT_SUBGRAPH)[begins[POSITIONS] : until[POSITIONS]]
-    unused, found = end_step(
+    unused, upto_port = end_step(
         nodes, subgraphs, state.source, state.source_table, state.is_host,
         state.ports[type_id, : types[NUM_PORTS, type_id]], max(types[NUM_STEP_INPUTS, type_id], 0), ran, of,
         part_of(task, PART_ENTERING, FIRST_ROW)[begins[ENTERING] : until[ENTERING]],
     )  # fmt: skip
     begin = 0
-    for upto in found:
+    for upto in upto_port:
         part = unused[begin:upto]
         sort(part, part[:0])
         free_rows(nodes, subgraphs, types, state.pools, state.free_rows, part)
@@ -165,8 +165,8 @@ def retire(addresses: Ints, task: Ints, first: int, end: int, stopped: Flags, an
     if answer:
         for i in range(num_finished):
             result[after + i] = requests[ID, finished[i]]
-        dying, kept = leave_all(state, finished)
-        after = _put(result, _put(result, after + num_finished, kept[0]), kept[1])
+        dying, moved = leave_all(state, finished)
+        after = _put(result, _put(result, after + num_finished, moved[0]), moved[1])
         after = _put(result, after, dying)
     after = _put(result, _put(result, _put(result, after, done), stopped_at), stopped_last)
     result[NUM_FINISHED], result[NUM_DYING], result[NUM_DONE] = num_finished, len(dying), len(done)

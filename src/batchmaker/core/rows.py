@@ -75,9 +75,9 @@ class Tables:
     def host(self, cell: CellType, port: int) -> tuple[TableSpec, bool]:
         """Return the host table of an input, and whether it is new."""
         key = (cell.type_id, port)
-        known = self._host.get(key)
-        if known is not None:
-            return known, False
+        spec = self._host.get(key)
+        if spec is not None:
+            return spec, False
         self._host[key] = self._new(cell.inputs[port], host=True)
         return self._host[key], True
 
@@ -138,11 +138,11 @@ class Tables:
     def lane_ids(self, worker: WorkerId, cell: CellType, num_step_inputs: int) -> tuple[TableId, ...]:
         """Return the numbers of these tables."""
         key = (worker, cell.type_id)
-        found = self._lane_ids.get(key)
-        if found is None:
+        ids = self._lane_ids.get(key)
+        if ids is None:
             specs = self.lanes(worker, cell, num_step_inputs)
-            found = self._lane_ids[key] = tuple([spec.table for spec in specs])
-        return found
+            ids = self._lane_ids[key] = tuple([spec.table for spec in specs])
+        return ids
 
     def enter_lanes(self, cell: CellType, num_step_inputs: int, num_workers: int) -> None:
         """Write the numbers of a cell type's lane tables on these workers into the arena."""

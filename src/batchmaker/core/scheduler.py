@@ -91,7 +91,7 @@ from batchmaker.policies.ageing import AGED_EVERY, PATIENCE
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.order import READY_SHARE
 
-Known = tuple[Sequence[GraphForm], Sequence[StoredNodes | None], Ints]
+ArrivalForms = tuple[Sequence[GraphForm], Sequence[StoredNodes | None], Ints]
 """Of requests that arrive, the forms of their graphs; what their sequences keep; and [4, requests] the numbers of the
 requests, their ranks, the numbers of these forms, and the first of the nodes that their sequences keep."""
 NO_ARRIVALS: Final = np.empty((4, 0), np.int64)
@@ -175,27 +175,27 @@ class Scheduler(View):
             tail -= 1
         finished = self._take(events[:tail], commands) if tail else None
         arrivals = cast(Sequence[RequestArrived], events[tail:])
-        known: Known | None = None
+        forms: ArrivalForms | None = None
         if arrivals:
             if finished is not None and (state.observed or self._deadlines.heap or self.frames.slots):
                 self._turn(commands, finished)
                 finished = None
             self._expire(arrivals[-1].at_s, commands)
-            known, at_once = self._known(arrivals), True
+            forms, at_once = self._forms_of(arrivals), True
             for event in arrivals:  # what decisions read is held before a task may run it
                 at_once &= event.deadline_s is None and event.graph.region is None
-            if known is None or not at_once:
+            if forms is None or not at_once:
                 if finished is not None:
                     self._turn(commands, finished)
                     finished = None
-                self._arrived(arrivals, known, commands)
-                arrivals, known = (), None
+                self._arrived(arrivals, forms, commands)
+                arrivals, forms = (), None
                 self._expire(self.now_s, commands)  # requests that arrived after their deadline
         if tail < len(events) or live.are_served:
             live.look(cast(Sequence[RequestArrived], events[tail:]), self.now_s)
         if self._urgency is not None:
             self._urgency.look(self.now_s)
-        self._schedule(commands, finished, arrivals, known)
+        self._schedule(commands, finished, arrivals, forms)
         return commands
 
     def _take(self, events: Sequence[Event], commands: list[Command]) -> StepsFinished | None:
@@ -211,7 +211,7 @@ class Scheduler(View):
             for event in together if kind is not GraphExtended else together[-1:]:
                 self._expire(event.at_s, commands)
                 if arrivals:
-                    self._arrived(arrivals, self._known(arrivals), commands)
+                    self._arrived(arrivals, self._forms_of(arrivals), commands)
                     arrivals = []
                 if isinstance(event, StepsFinished):
                     if event is events[-1] and self._is_plain(event):
@@ -230,7 +230,7 @@ class Scheduler(View):
         if self.frames.slots and (is_watched or self._urgency is not None):
             return False
         has_more = event.failed or state.attached or len(state.dying)
-        return not (has_more or state.depths is not None or (state.frontiers is not None and state.frontiers.kept))
+        return not (has_more or state.depths is not None or (state.frontiers is not None and state.frontiers.is_kept))
 
     @property
     def decides(self) -> bool:
@@ -272,7 +272,7 @@ class Scheduler(View):
         self.frames.add_type(cell)
         self.cells.append(cell)
 
-    def _known(self, events: Sequence[RequestArrived]) -> Known | None:
+    def _forms_of(self, events: Sequence[RequestArrived]) -> ArrivalForms | None:
         """Return the forms of requests that begin when they arrive, if all their graphs are known. Otherwise None."""
         state = self._state
         if state.watched is not None:
@@ -293,10 +293,10 @@ class Scheduler(View):
         stored, bases = state.store.latest(events)
         return forms, stored, np.array((ids, ranks, numbers, bases), np.int64)
 
-    def _arrived(self, events: Sequence[RequestArrived], known: Known | None, commands: list[Command]) -> None:
-        """Take requests that arrived together. known: see `_known`."""
+    def _arrived(self, events: Sequence[RequestArrived], forms: ArrivalForms | None, commands: list[Command]) -> None:
+        """Take requests that arrived together. forms: see `_forms_of`."""
         state = self._state
-        if known is not None and self._turn(commands, None, events, known)[NUM_BEGUN]:
+        if forms is not None and self._turn(commands, None, events, forms)[NUM_BEGUN]:
             return
         at_once, slots = state.watched is None or self._all_begin(events), state.open(events)
         self._entered(events, slots)
@@ -324,14 +324,14 @@ class Scheduler(View):
                 self._deadlines.add(event.deadline_s, event.request, state.requests, len(state.requests))
 
     def _begun(
-        self, events: Sequence[RequestArrived], known: Known, slots: list[int], bases: Sequence[int],
+        self, events: Sequence[RequestArrived], forms: ArrivalForms, slots: list[int], bases: Sequence[int],
         commands: list[Command],
     ) -> None:  # fmt: skip
         """Note that requests have arrived and begun in a compiled call. bases: the first nodes of their graphs."""
-        state, (forms, stored, arrived) = self._state, known
+        state, (of_each, stored, arrived) = self._state, forms
         state.enter(slots, events, stored)
         has_regions = False
-        for event, form, slot, base, kept_base in zip(events, forms, slots, bases, arrived[3].tolist(), strict=True):
+        for event, form, slot, base, kept_base in zip(events, of_each, slots, bases, arrived[3].tolist(), strict=True):
             graph = event.graph
             has_regions |= graph.region is not None
             commands.append(Admit(event.request, slot, graph.first, base, graph.num_nodes, form.host_tables, kept_base))
@@ -340,7 +340,7 @@ class Scheduler(View):
         self._entered(events, slots)
         if state.watched is not None:
             state.watched.begin(slots, self.now_s)
-        if state.frontiers is not None and state.frontiers.kept:
+        if state.frontiers is not None and state.frontiers.is_kept:
             state.frontiers.admit(np.array([(b, e.graph.num_nodes) for b, e in zip(bases, events, strict=True)]), ())
         if has_regions:
             finished = self._begin_regions([event.graph for event in events], slots, bases, commands)
@@ -430,10 +430,10 @@ class Scheduler(View):
 
     def _turn(
         self, commands: list[Command], finished: StepsFinished | None = None, arrivals: Sequence[RequestArrived] = (),
-        known: Known | None = None, worker: int = 0, until: int = 0, given: Ints = NO_NODES, at: int = NOWHERE,
+        forms: ArrivalForms | None = None, worker: int = 0, until: int = 0, ranking: Ints = NO_NODES, at: int = NOWHERE,
         by_age: bool = False, may_ask: bool = True,
     ) -> list[int]:  # fmt: skip
-        """Call `turn`, and command what follows. finished: the steps that have run. arrivals, known: see `_known`.
+        """Call `turn`, and command what follows. finished: the steps that have run. arrivals, forms: see `_forms_of`.
 
         For the others, and for what is returned, its counts, see `turn`.
         """
@@ -454,22 +454,22 @@ class Scheduler(View):
                     self._urgency.step_finished(run.type_id, step_s)
         if finished is not None and self.frames.slots and not finished.failed:
             self.frames.note_values(finished.values)
-            found, formed = turn_by_values(
+            result, formed = turn_by_values(
                 arena.tables, self.frames.patterns_at, self.frames.addresses, task, first, end, stopped, busy_s,
-                worker, until, given, at, by_age, may_ask,
+                worker, until, ranking, at, by_age, may_ask,
             )  # fmt: skip
         else:
-            found, formed = turn(
+            result, formed = turn(
                 arena.tables, self._copies.tables, task, first, end, stopped, answer, busy_s,
-                NO_ARRIVALS if known is None else known[2], worker, until, given, at, by_age, may_ask,
+                NO_ARRIVALS if forms is None else forms[2], worker, until, ranking, at, by_age, may_ask,
             )  # fmt: skip
-        counts: list[int] = found[:TURN].tolist()
+        counts: list[int] = result[:TURN].tolist()
         if finished is not None:
-            self._retired(finished, entry, found, counts, answer, commands)
-        if known is not None and counts[NUM_BEGUN]:
-            num_begun, end = counts[NUM_BEGUN], len(found) - counts[NUM_TYPES]
-            places: list[int] = found[end - 2 * num_begun : end].tolist()
-            self._begun(arrivals, known, places[:num_begun], places[num_begun:], commands)
+            self._retired(finished, entry, result, counts, answer, commands)
+        if forms is not None and counts[NUM_BEGUN]:
+            num_begun, end = counts[NUM_BEGUN], len(result) - counts[NUM_TYPES]
+            places: list[int] = result[end - 2 * num_begun : end].tolist()
+            self._begun(arrivals, forms, places[:num_begun], places[num_begun:], commands)
         if formed[NUM_STEPS]:
             self._batcher.formed(TaskId(self._next_task), formed, commands)
             self._next_task += 1
@@ -483,7 +483,7 @@ class Scheduler(View):
                 goes_on = self._free_memory(error, commands)
                 counts[NEXT_WORKER] = worker if goes_on else self._turn(commands, worker=worker + 1)[NEXT_WORKER]
                 return counts
-            order = found[len(found) - counts[NUM_TYPES] :]
+            order = result[len(result) - counts[NUM_TYPES] :]
             again = self._turn(
                 commands, None, (), None, worker, worker + 1, order, counts[AT_TYPE], counts[BY_AGE] > 0,
                 may_ask and not formed[ROWS_WANTED],
@@ -492,11 +492,11 @@ class Scheduler(View):
         return counts
 
     def _retired(
-        self, event: StepsFinished, entry: TaskEntry, found: Ints, counts: list[int], answer: bool,
+        self, event: StepsFinished, entry: TaskEntry, result: Ints, counts: list[int], answer: bool,
         commands: list[Command],
     ) -> None:  # fmt: skip
         """Answer the requests that steps have finished, and end those that they failed."""
-        finished, ids, failed, reads, done = self._completion.retired(event, entry, found, counts, answer)
+        finished, ids, failed, reads, done = self._completion.retired(event, entry, result, counts, answer)
         commands += reads
         for request, reason in failed:
             self._end_request(request, FailureKind.CELL, reason, commands)
@@ -535,7 +535,7 @@ class Scheduler(View):
             loops = self.frames.loops_begun(outcome.begun)
             commands.append(NodesBegun(int(state.arena.counts[NODES]), outcome.begun, loops))
             is_kept = state.watched is not None and state.watched.is_kept
-            is_kept |= state.frontiers is not None and state.frontiers.kept
+            is_kept |= state.frontiers is not None and state.frontiers.is_kept
             if is_kept or state.depths is not None or self._urgency is not None:
                 self._note_begun(*outcome.begun)
         if outcome.collected.shape[1]:
@@ -624,7 +624,7 @@ class Scheduler(View):
 
     def _schedule(
         self, commands: list[Command], finished: StepsFinished | None, arrivals: Sequence[RequestArrived],
-        known: Known | None,
+        forms: ArrivalForms | None,
     ) -> None:  # fmt: skip
         """Call Schedule (Algorithm 1) for every worker that is idle or nearly idle, until no node is ready.
 
@@ -637,7 +637,7 @@ class Scheduler(View):
         asks_alone, num_tasks = asks and policy.ranks_one, self._next_task
         at_once = not (asks_alone or frontiers is not None or len(state.line))
         state.arena.rules[ASKS_POLICY] = asks
-        counts = self._turn(commands, finished, arrivals, known, 0, self._num_workers if at_once else 0)
+        counts = self._turn(commands, finished, arrivals, forms, 0, self._num_workers if at_once else 0)
         if arrivals and not counts[NUM_BEGUN]:
             self._arrived(arrivals, None, commands)
             counts = self._turn(commands)
@@ -645,15 +645,15 @@ class Scheduler(View):
             policy.not_asked(self)
         while (worker := WorkerId(counts[NEXT_WORKER])) != NOWHERE:
             began = len(state.line) > 0 and self._admit(commands)
-            if frontiers is not None and not frontiers.kept and len(self.ready) > 1:
+            if frontiers is not None and not frontiers.is_kept and len(self.ready) > 1:
                 frontiers.keep()
-            given, num_tasks = NO_NODES, self._next_task
+            ranking, num_tasks = NO_NODES, self._next_task
             if asks:
-                given = np.array(policy.rank(self), np.int64)
-            if asks and not len(given):
+                ranking = np.array(policy.rank(self), np.int64)
+            if asks and not len(ranking):
                 counts = self._turn(commands, worker=worker + 1)
             else:
-                counts = self._turn(commands, worker=worker, until=worker + 1, given=given)
+                counts = self._turn(commands, worker=worker, until=worker + 1, ranking=ranking)
             if counts[NUM_TYPES] or self._next_task > num_tasks:  # there was no memory, or there was work
                 continue
             if began or (self._num_workers > 1 and self._begin_for_idle(worker, commands)):

@@ -75,7 +75,7 @@ class StoredNodes:
 class KeptLists:
     """Lists of the nodes that sequences will keep, for compiled loops.
 
-    `State.keeps` has the length of each and then its nodes, as in `ChunkNodes.kept`. Equal lists are one. That of no
+    `State.keeps` has the length of each and then its nodes, as in `ChunkNodes`. Equal lists are one. That of no
     nodes is at 0.
     """
 
@@ -97,19 +97,19 @@ class KeptLists:
 
     def places_of(self, lists: Sequence[Ints]) -> list[int]:
         """Return where lists are."""
-        found, places = list[int](), self._places
-        for kept in lists:
-            key = kept.tobytes()
+        starts, places = list[int](), self._places
+        for nodes in lists:
+            key = nodes.tobytes()
             place = places.get(key)
-            found.append(self._enter(key, kept) if place is None else place)
-        return found
+            starts.append(self._enter(key, nodes) if place is None else place)
+        return starts
 
-    def _enter(self, key: bytes, kept: Ints) -> int:
+    def _enter(self, key: bytes, nodes: Ints) -> int:
         place, arena = self._end, self._arena
-        self._end = end = place + 1 + len(kept)
+        self._end = end = place + 1 + len(nodes)
         if end > len(arena.keeps):
             arena.keeps = np.concatenate((arena.keeps, np.zeros(max(end, len(arena.keeps)), np.int64)))
-        arena.keeps[place], arena.keeps[place + 1 : end] = len(kept), kept
+        arena.keeps[place], arena.keeps[place + 1 : end] = len(nodes), nodes
         self._places[key] = place
         return place
 
@@ -145,7 +145,7 @@ class SequenceStore:
             self.decide(
                 [mine for event in events if (mine := event.sequence) in self._undecided and mine is not None], ()
             )
-        found, bases = list[StoredNodes | None](), list[int]()
+        latest, bases = list[StoredNodes | None](), list[int]()
         for event in events:
             stored = None
             if event.sequence is not None:
@@ -154,14 +154,14 @@ class SequenceStore:
                 if have != wanted:
                     said = f"sequence {event.sequence} keeps {have} nodes; its next request counts on {wanted}"
                     raise InvariantError(said)
-            found.append(stored)
+            latest.append(stored)
             bases.append(0 if stored is None else stored.base)
-        return found, bases
+        return latest, bases
 
-    def give_back(self, given: Sequence[StoredNodes]) -> None:
+    def give_back(self, all_stored: Sequence[StoredNodes]) -> None:
         """Count one user less of each. Without users, their numbers are freed, and the rows that they still have."""
         unused = list[tuple[int, int, int]]()
-        for stored in given:
+        for stored in all_stored:
             stored.num_users -= 1
             if stored.num_users == 0:
                 unused.append((stored.base, stored.first_subgraph, stored.num_nodes))
@@ -169,14 +169,14 @@ class SequenceStore:
         if unused:
             free(self._arena.tables, np.array(unused, np.int64))
 
-    def put(self, kept: Sequence[tuple[SequenceId, int, int, int]]) -> list[StoredNodes]:
+    def put(self, keeping: Sequence[tuple[SequenceId, int, int, int]]) -> list[StoredNodes]:
         """Note what sequences keep after requests that have just been computed. `decide` must follow for each.
 
-        kept: the sequences, which are distinct; of each its first new stored node, the first subgraph (see
+        keeping: the sequences, which are distinct; of each its first new stored node, the first subgraph (see
         `store_kept`), and the number of nodes. Returns the new stored nodes of those that keep any.
         """
         made = list[StoredNodes]()
-        for sequence, base, first, count in kept:
+        for sequence, base, first, count in keeping:
             self._undecided[sequence] = self._latest.pop(sequence, None)
             if count:
                 stored = self._latest[sequence] = self.in_use[base] = StoredNodes(base, first, count)
@@ -198,7 +198,7 @@ class SequenceStore:
         self._latest[sequence] = self.in_use[base] = stored
         return stored, grown
 
-    def kept(self, sequence: SequenceId) -> Ints:
+    def nodes_of(self, sequence: SequenceId) -> Ints:
         """Return the nodes that a sequence keeps, of which no request is in flight."""
         stored = self._latest.get(sequence)
         return np.empty(0, np.int64) if stored is None else stored.nodes
@@ -251,8 +251,8 @@ def store_kept(state: State, slots: Ints) -> Ints:
         first = extents.allocate(state.free, state.counts, SUBGRAPHS, of_subgraphs[HEAD], count)
         where[0, which], where[1, which] = base, first
         for i in range(count):
-            kept = state.keeps[at + 1 + i]
-            node = earlier_node(state, slot, kept) if kept >= 0 else -1 - kept
+            number = state.keeps[at + 1 + i]
+            node = earlier_node(state, slot, number) if number >= 0 else -1 - number
             row, type_id = of_nodes[ROW, node], of_subgraphs[TYPE, of_nodes[SUBGRAPH, node]]
             of_nodes[ROW, node] = NOWHERE
             _store(of_nodes, of_subgraphs, base + i, first + i, type_id, row)

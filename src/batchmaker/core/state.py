@@ -74,13 +74,13 @@ class ChunkNodes:
     """What is known of a request that is a chunk of a sequence.
 
     - stored: the stored nodes of the sequence when the request arrived.
-    - kept: the nodes that the sequence will keep after this request, by local number; node n that began as values
+    - kept_nodes: those that the sequence will keep after this request, by local number; node n that began as values
       decided is -1 - n. It may be an array of the request's graph, so it is not written.
     """
 
     sequence: SequenceId
     stored: StoredNodes | None
-    kept: Ints
+    kept_nodes: Ints
 
 
 @dataclass(slots=True)
@@ -222,15 +222,15 @@ class SchedulerState:
                     mine.num_users += 1
 
     def keep(self, keeping: Sequence[tuple[int, Ints]]) -> None:
-        """Let the sequences of requests keep nodes after them: of each its slot, and nodes as in `ChunkNodes.kept`."""
+        """Let the sequences of requests keep nodes after them: of each its slot, and nodes as in `ChunkNodes`."""
         chunks, lists = self.chunks, self._kept_lists
-        for slot, kept in keeping:
-            self.num_keeping += len(kept) - len(chunks[slot].kept)
-            chunks[slot].kept = kept
+        for slot, nodes in keeping:
+            self.num_keeping += len(nodes) - len(chunks[slot].kept_nodes)
+            chunks[slot].kept_nodes = nodes
         if is_full := lists.is_full:
             lists.clear()
-            keeping = [(slot, chunk.kept) for slot, chunk in chunks.items()]
-        places = lists.places_of([kept for _, kept in keeping])
+            keeping = [(slot, chunk.kept_nodes) for slot, chunk in chunks.items()]
+        places = lists.places_of([nodes for _, nodes in keeping])
         self.arena.requests[KEEPS, [slot for slot, _ in keeping]] = places
         if is_full:
             lists.settle()
@@ -244,15 +244,15 @@ class SchedulerState:
     def forgotten(self, slots: Iterable[int]) -> None:
         """Drop what is known of requests whose slots are free now."""
         given_back = list[StoredNodes]()
-        known: list[dict[int, Any]] = [self.times_s, self.early, self.attached, self.numbers]
-        known = list(filter(None, known))  # most have nothing
+        tables: list[dict[int, Any]] = [self.times_s, self.early, self.attached, self.numbers]
+        tables = list(filter(None, tables))  # most have nothing
         for slot in slots:
             chunk = self.chunks.pop(slot, None) if self.chunks else None
             if chunk is not None:
-                self.num_keeping -= len(chunk.kept)
+                self.num_keeping -= len(chunk.kept_nodes)
                 if chunk.stored is not None:
                     given_back.append(chunk.stored)
-            for few in known:
+            for few in tables:
                 few.pop(slot, None)
         if given_back:
             self.store.give_back(given_back)
@@ -260,8 +260,8 @@ class SchedulerState:
     @property
     def slots(self) -> list[int]:
         """The slots in use, ascending: of living requests and of dying ones."""
-        found: list[int] = np.flatnonzero(self.arena.requests[IN_USE]).tolist()
-        return found
+        in_use: list[int] = np.flatnonzero(self.arena.requests[IN_USE]).tolist()
+        return in_use
 
     @property
     def living(self) -> Iterable[int]:
@@ -314,9 +314,9 @@ class SchedulerState:
         """Add a cell type, also to what policies read."""
         pool = self.admission.add_type(cell)
         self.types.append(TypeEntry(cell, pool))
-        for kept in (self.watched, self.depths):
-            if kept is not None:
-                kept.add_type()
+        for account in (self.watched, self.depths):
+            if account is not None:
+                account.add_type()
 
     def learn_form(self, type_id: TypeId, num_step_inputs: int) -> None:
         """Note how many inputs per step a run of a type takes. All runs of a type must take the same number.
@@ -352,8 +352,8 @@ class SchedulerState:
         extents = [extent for slot in self.slots for extent in self.own_extents(slot)]
         spans = [np.arange(e.first_subgraph, e.first_subgraph + e.num_subgraphs) for e in extents]
         living = np.concatenate(spans) if spans else NO_NODES
-        known, arena.serial[living] = np.unique(arena.serial[living], return_inverse=True)
-        arena.counts[NEXT_SERIAL] = len(known)
+        serials, arena.serial[living] = np.unique(arena.serial[living], return_inverse=True)
+        arena.counts[NEXT_SERIAL] = len(serials)
         self.order_again()
 
     def order_again(self) -> None:
@@ -408,7 +408,7 @@ class SchedulerState:
 
     def submitted(self, type_id: TypeId, nodes: Ints) -> None:
         """Note that these nodes of one type are on a worker. Called only if `observed`."""
-        if self.frontiers is not None and self.frontiers.kept:
+        if self.frontiers is not None and self.frontiers.is_kept:
             self.frontiers.submitted(type_id, nodes)
         if self.watched is not None and self.watched.counts:
             self.watched.submitted(self.arena.request[nodes], type_id)

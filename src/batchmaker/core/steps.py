@@ -116,7 +116,7 @@ class Steps(NamedTuple):
     - entering: nodes whose state inputs are read from rows, not from a lane. In a step without lanes: all its nodes.
     - moves: [1 + 2 * state inputs, moves] position, then the table of each state input, then the row of each.
     - vacated: [2, lanes] worker and lane that chains have left.
-    - kept: [2, kept] position and row; a position may come twice.
+    - keeps: [2, kept] position and row; a position may come twice.
     - members: [1, members] the rows of memories, those of one reader together. Steps of a run that are taken at once
       share them.
     - marks: [positions] bits of the outputs that go to the host; all_marks: bits of any position.
@@ -137,7 +137,7 @@ class Steps(NamedTuple):
     entering: Ints
     moves: Ints
     vacated: Ints
-    kept: Ints
+    keeps: Ints
     members: Ints
     marks: Ints
     all_marks: int
@@ -185,7 +185,7 @@ def _add_row(task: Ints, part: int, values: Ints, end: int) -> int:
 def packed(steps: Steps, type_id: int, worker: int) -> Ints:
     """Return all that is known of a task but for `ready` as one array, which crosses to Python in less time."""
     rows, num_moves = steps.at.shape[0], steps.moves.shape[1]
-    num_kept, num_vacated = steps.kept.shape[1], steps.vacated.shape[1]
+    num_kept, num_vacated = steps.keeps.shape[1], steps.vacated.shape[1]
     size = HEADER + (NUM_ENDS + NUM_FLAGS) * steps.num_steps + (rows + 1) * steps.at.shape[1] + len(steps.done)
     size += len(steps.entering) + 2 * num_vacated + steps.moves.shape[0] * num_moves + 2 * num_kept
     size += steps.members.shape[1]
@@ -203,7 +203,7 @@ def packed(steps: Steps, type_id: int, worker: int) -> Ints:
     end = _add_row(task, PART_ENTERING, steps.entering, end)
     end = _add(task, PART_VACATED, steps.vacated, end)
     end = _add(task, PART_MOVES, steps.moves, end)
-    end = _add(task, PART_KEPT, steps.kept, end)
+    end = _add(task, PART_KEPT, steps.keeps, end)
     end = _add_row(task, PART_MARKS, steps.marks, end)
     _add(task, PART_MEMBERS, steps.members, end)
     return task

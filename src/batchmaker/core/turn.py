@@ -47,19 +47,19 @@ FIRST_TYPE: Final = number(0)
 
 @compiled
 def form_next(
-    addresses: Ints, worker: int, given: Ints, at: int, by_age: bool, may_ask: bool
+    addresses: Ints, worker: int, ranking: Ints, at: int, by_age: bool, may_ask: bool
 ) -> tuple[Ints, Ints, int, bool]:
     """Choose a type and form a task of it for a worker; see `form`.
 
-    given: see `choose`. at: NOWHERE; or, where a task has lacked room, its place in `given`, which is the order in
+    ranking: see `choose`. at: NOWHERE; or, where a task has lacked room, its place in `ranking`, which is the order in
     which types are tried then, and by_age as it was. may_ask: of the first type tried; else it is True.
 
     Returns the task, the order, which of the types the task is of, and whether by age. A task without steps may say
     what it lacks; then nothing has changed. If it lacks nothing, no ready node may run on the worker.
     """
-    state, order, task = state_at(addresses), given, np.zeros(HEADER, np.int64)
+    state, order, task = state_at(addresses), ranking, np.zeros(HEADER, np.int64)
     if at == NOWHERE:
-        order, by_age = choose(state, given, worker)
+        order, by_age = choose(state, ranking, worker)
         at = FIRST_TYPE
     while at < len(order):
         task = form(addresses, order[at], worker, by_age, may_ask)
@@ -94,21 +94,21 @@ def _may_get(state: State, worker: int) -> bool:
 
 @compiled_within
 def _give(
-    addresses: Ints, worker: int, until: int, given: Ints, at: int, by_age: bool, may_ask: bool
+    addresses: Ints, worker: int, until: int, ranking: Ints, at: int, by_age: bool, may_ask: bool
 ) -> tuple[Ints, Ints, Ints]:
     """Form a task for the first of some workers that may get one and has work; see `turn`. None if the policy must be
-    asked first for which type, and no order is given.
+    asked first for which type, and there is no ranking.
 
     Returns its words of `TURN` from NEXT_WORKER on; the types, if the task lacks room; and the task.
     """
-    state, formed, order = state_at(addresses), np.zeros(HEADER, np.int64), given[:0]
+    state, formed, order = state_at(addresses), np.zeros(HEADER, np.int64), ranking[:0]
     next_worker, num_workers = worker, len(state.workers[0])
     while next_worker < num_workers:
         if _may_get(state, next_worker):
-            asks = state.rules[ASKS_POLICY] > 0 and len(given) == 0 and len(ready_types(state.types)) > 1
+            asks = state.rules[ASKS_POLICY] > 0 and len(ranking) == 0 and len(ready_types(state.types)) > 1
             if next_worker >= until or formed[NUM_STEPS] > 0 or asks:
                 break
-            formed, order, at, by_age = form_next(addresses, next_worker, given, at, by_age, may_ask)
+            formed, order, at, by_age = form_next(addresses, next_worker, ranking, at, by_age, may_ask)
             if formed[NUM_STEPS] > 0:
                 continue
             if formed[ROWS_WANTED] > 0 or formed[LANES_WANTED] > 0:
@@ -142,13 +142,13 @@ def _packed(retired: Ints, num_begun: int, places: Ints, said: Ints, order: Ints
 @compiled_unlocked
 def turn(
     addresses: Ints, forms: Ints, task: Ints, first: int, end: int, stopped: Flags, answer: bool, busy_s: float,
-    arrived: Ints, worker: int, until: int, given: Ints, at: int, by_age: bool, may_ask: bool,
+    arrived: Ints, worker: int, until: int, ranking: Ints, at: int, by_age: bool, may_ask: bool,
 ) -> tuple[Ints, Ints]:  # fmt: skip
     """Retire steps, let requests begin, and form a task for the first of some workers that may get one and has work.
 
     - task, first, end, stopped, answer, busy_s: see `retire`; nothing is retired if first is `end`.
     - arrived: [4, requests] their numbers, ranks, numbers of their forms, and first stored nodes; see `arrive`.
-    - worker, until: of the workers from this to before that. given, at, by_age, may_ask: see `form_next`.
+    - worker, until: of the workers from this to before that. ranking, at, by_age, may_ask: see `form_next`.
 
     Returns what has happened, see `TURN`, and the task that was formed, without steps if none was; see `packed`.
     """
@@ -161,14 +161,14 @@ def turn(
         if places.shape[1] < num_begun:
             worker = until = len(state_at(addresses).workers[0])
             num_begun = 0
-    said, order, formed = _give(addresses, worker, until, given, at, by_age, may_ask)
+    said, order, formed = _give(addresses, worker, until, ranking, at, by_age, may_ask)
     return _packed(retired, num_begun, places, said, order), formed
 
 
 @compiled_unlocked
 def turn_by_values(
     addresses: Ints, patterns: Ints, machine: Ints, task: Ints, first: int, end: int, stopped: Flags, busy_s: float,
-    worker: int, until: int, given: Ints, at: int, by_age: bool, may_ask: bool,
+    worker: int, until: int, ranking: Ints, at: int, by_age: bool, may_ask: bool,
 ) -> tuple[Ints, Ints]:  # fmt: skip
     """As `turn`, where some requests decide by values: what follows from those that have come is begun in between.
 
@@ -177,6 +177,8 @@ def turn_by_values(
     retired = retire(addresses, task, first, end, stopped, False, busy_s)
     at_done = RETIRED + retired[NUM_FINISHED]
     decided = decide(addresses, patterns, machine, retired[at_done : at_done + retired[NUM_DONE]])
-    said, order, formed = _give(addresses, worker, until if decided == ALL_DONE else worker, given, at, by_age, may_ask)
+    said, order, formed = _give(
+        addresses, worker, until if decided == ALL_DONE else worker, ranking, at, by_age, may_ask
+    )
     said[DECIDED - NEXT_WORKER] = decided
-    return _packed(retired, 0, given.reshape(1, len(given)), said, order), formed
+    return _packed(retired, 0, ranking.reshape(1, len(ranking)), said, order), formed

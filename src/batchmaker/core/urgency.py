@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Final, final
 
-from batchmaker.core.deadlines import Deadlines
+from batchmaker.core.deadline_heap import Deadlines
 from batchmaker.core.events import RequestId
 from batchmaker.core.priorities import HURRIED, MEMBER
 from batchmaker.core.state import SchedulerState
@@ -52,12 +52,12 @@ class Urgency:
     requests), so that long requests do not block short ones. The requests that are left belong to the cohort after it.
     """
 
-    __slots__ = ("_cohort", "_later", "_log_size", "_num_tasks", "_over", "_short", "_state", "_step_s")
+    __slots__ = ("_cohort", "_ends", "_later", "_log_size", "_num_tasks", "_short", "_state", "_step_s")
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._short: Deadlines[RequestId] = Deadlines()  # the time from which each is short of time
-        self._over: Deadlines[RequestId] = Deadlines()  # the deadline of each
+        self._ends: Deadlines[RequestId] = Deadlines()  # the deadline of each
         self._step_s: dict[int, float] = {}
         self._cohort: list[RequestId] = []  # ended requests are removed when they are at the end of the list
         self._later: list[RequestId] = []  # the next cohort
@@ -82,7 +82,7 @@ class Urgency:
         steps = zip(work.types.tolist(), work.steps.tolist(), strict=True)
         alone_s = sum(count * self._step_s.get(type_id, 0.0) for type_id, count in steps)
         self._short.add(deadline_s - HURRY * alone_s, request, living, len(living))
-        self._over.add(deadline_s, request, living, len(living))
+        self._ends.add(deadline_s, request, living, len(living))
 
     def step_finished(self, type_id: TypeId, seconds: float) -> None:
         """Note the duration of a step."""
@@ -96,7 +96,7 @@ class Urgency:
     def look(self, now_s: float) -> None:
         """Update the marks: for requests short of time, for deadlines that have passed, and for a new cohort."""
         changed = self._mark((request for _, request in self._short.passed(now_s)), HURRIED, on=True)
-        changed |= self._mark((request for _, request in self._over.passed(now_s)), HURRIED, on=False)
+        changed |= self._mark((request for _, request in self._ends.passed(now_s)), HURRIED, on=False)
         changed |= self._next_cohort()
         if changed:
             self._state.order_again()

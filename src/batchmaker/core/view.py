@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.core.commands import RunTask
-from batchmaker.core.deadlines import Deadlines
+from batchmaker.core.deadline_heap import Deadlines
 from batchmaker.core.depths import Depths
 from batchmaker.core.events import RequestId
 from batchmaker.core.frontiers import Frontiers
@@ -52,14 +52,14 @@ class View:
         self.cells: list[CellType] = []
         self.now_s = 0.0
         self._deadlines: Deadlines[RequestId] = Deadlines()
-        kept = (
+        accounts = (
             ("kinds", None if state.watched is None else state.watched.kinds),
             ("depths", state.depths),
             ("frontiers", state.frontiers),
         )
-        for what, found in kept:
-            if found is not None:
-                setattr(self, what, found)
+        for what, account in accounts:
+            if account is not None:
+                setattr(self, what, account)
 
     def __getattr__(self, what: str) -> NoReturn:
         flag = _FLAGS.get(what)
@@ -69,8 +69,8 @@ class View:
 
     @property
     def ready(self) -> Sequence[TypeId]:
-        found: list[TypeId] = ready_types(self._state.arena.types).tolist()
-        return found
+        types: list[TypeId] = ready_types(self._state.arena.types).tolist()
+        return types
 
     def expected_s(self, task: RunTask) -> float:
         """Return how many seconds a task takes, by the steps that have run."""

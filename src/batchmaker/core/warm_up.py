@@ -65,10 +65,10 @@ def prepare() -> None:
     following.extend(scheduler.handle(RequestCancelled(RequestId(0), 0.0), GraphExtended(waiting, second, 0.0)))
     while following:
         following.extend(_carried_out(scheduler, following.popleft()))
-    plain, known = Scheduler(CellularPolicy()), _chain()
+    plain, chain = Scheduler(CellularPolicy()), _chain()
     plain.handle(*(CellTypeAdded(cell, 0.0) for cell in _CELLS))
     for request in range(2):
-        plain.handle(RequestArrived(RequestId(request), known, 0.0))
+        plain.handle(RequestArrived(RequestId(request), chain, 0.0))
     _call_the_rest()
 
 
@@ -106,19 +106,19 @@ class _LookingAtAll(CellPolicy):
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
         def key(type_id: TypeId) -> tuple[int, ...]:
-            left = view.requests.left[:, type_id]
-            return view.depths.lowest_ready(type_id), view.frontiers.independent(type_id), int(left.sum()), type_id
+            steps = view.requests.left[:, type_id]
+            return view.depths.lowest_ready(type_id), view.frontiers.independent(type_id), int(steps.sum()), type_id
 
         return sorted(view.ready, key=key)
 
 
-def _given(*numbers: int) -> HostValues:
+def _host_values(*numbers: int) -> HostValues:
     return HostValues(np.array(numbers), len(numbers), _NUMBER)
 
 
 def _chain() -> CellGraph:
     recorder = Recorder()
-    recorder.fetch(recorder.run(_CHAIN, [_given(1, 2, 3)], None)[0])
+    recorder.fetch(recorder.run(_CHAIN, [_host_values(1, 2, 3)], None)[0])
     graph = recorder.take()
     graph.shared = True
     return graph
@@ -126,13 +126,13 @@ def _chain() -> CellGraph:
 
 def _loop() -> CellGraph:
     recorder = Recorder()
-    recorder.run(_LOOP, [_given(1, 2, 3)], None, open_ended=True)
+    recorder.run(_LOOP, [_host_values(1, 2, 3)], None, open_ended=True)
     return recorder.take()
 
 
 def _tree() -> CellGraph:
     recorder = Recorder()
-    leaves = recorder.map(_LEAF, [_given(1, 2, 3)])
+    leaves = recorder.map(_LEAF, [_host_values(1, 2, 3)])
     recorder.fetch(recorder.tree(_INNER, np.array([[0, 1], [3, 2]]), leaves, [])[0][-1])
     return recorder.take()
 
@@ -140,7 +140,7 @@ def _tree() -> CellGraph:
 def _lattice() -> CellGraph:
     """A graph of single calls: only its edges tell which nodes form a subgraph."""
     recorder = Recorder()
-    (leaf,) = recorder.node(_LEAF, [_given(1)])
+    (leaf,) = recorder.node(_LEAF, [_host_values(1)])
     (inner,) = recorder.node(_INNER, [leaf, leaf])
     recorder.fetch(recorder.node(_INNER, [inner, leaf])[0])
     return recorder.take()
@@ -149,7 +149,7 @@ def _lattice() -> CellGraph:
 def _chunk() -> CellGraph:
     """The graph of a sequence's chunk, which keeps the node that it computes."""
     recorder = Recorder()
-    recorder.fetch(recorder.node(_LEAF, [_given(1)])[0])
+    recorder.fetch(recorder.node(_LEAF, [_host_values(1)])[0])
     recorder.keep(np.zeros(1, np.int64))
     return recorder.take()
 
@@ -157,7 +157,7 @@ def _chunk() -> CellGraph:
 def _waiting() -> tuple[CellGraph, CellGraph]:
     """The graph of a request that waits for a value, and its extension."""
     recorder = Recorder()
-    (value,) = recorder.node(_LEAF, [_given(1)])
+    (value,) = recorder.node(_LEAF, [_host_values(1)])
     recorder.fetch(value)
     first = recorder.take()
     recorder.fetch(recorder.node(_INNER, [value, value])[0])

@@ -94,8 +94,8 @@ class LengthProfile:
         """
         table = self.table(quantile)
         bucket = np.searchsorted(self.edges, given)
-        left: NDArray[np.int64] = table[bucket, np.minimum(done, table.shape[1] - 1)]
-        return left
+        steps: NDArray[np.int64] = table[bucket, np.minimum(done, table.shape[1] - 1)]
+        return steps
 
     def table(self, quantile: float) -> NDArray[np.int64]:
         """Return what `remaining` looks up: [num_buckets, steps done], where the last column is for all beyond it.
@@ -147,15 +147,15 @@ class LengthProfile:
         self._check(quantile)
         pooled = self.counts.sum(axis=0)
         enough = min(MIN_SAMPLES, self.num_samples)
-        left, survivors = _left(pooled, quantile)
+        pooled_steps, survivors = _remaining(pooled, quantile)
         last = int(np.flatnonzero(survivors >= enough)[-1])
         steps = np.arange(len(pooled))
         mean_left = float((pooled * np.maximum(steps - last, 0)).sum() / survivors[last])
-        left[last + 1 :] = _geometric(mean_left, quantile)
+        pooled_steps[last + 1 :] = _geometric(mean_left, quantile)
         table = np.empty(self.counts.shape, np.int64)
         for bucket, counts in enumerate(self.counts):
-            own, own_survivors = _left(counts, quantile)
-            table[bucket] = np.where(own_survivors >= MIN_SAMPLES, own, left)
+            own, own_survivors = _remaining(counts, quantile)
+            table[bucket] = np.where(own_survivors >= MIN_SAMPLES, own, pooled_steps)
         if len(self._tables) >= _MAX_TABLES:
             self._tables.clear()
         self._tables[quantile] = table
@@ -172,7 +172,7 @@ class LengthProfile:
             )
 
 
-def _left(counts: NDArray[np.int64], quantile: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _remaining(counts: NDArray[np.int64], quantile: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return, for each number of steps done, the quantile of the remaining steps and the number of longer runs.
 
     counts: [longest + 1]. Both results: [longest + 1] int64. The remaining steps are 1 if there is no longer run.

@@ -69,9 +69,9 @@ class Replay:
         if total == 0:
             return Forecasts(finish_s, np.zeros(num_rows))
         requests, types = steps.nonzero()
-        left = steps[requests, types]
+        counts = steps[requests, types]
         begin = (ends - longest)[types]
-        end = begin + left
+        end = begin + counts
         # Joining and leaving rows at each future step; candidate j adds its part from row j + 1 on.
         line = np.maximum(requests - (num_fixed - 1), 0) * (total + 1)
         size = num_rows * (total + 1)

@@ -266,8 +266,8 @@ def prove(
         if time.monotonic() > until_s:
             raise DeviceError(f"the device core did not answer {num_requests} small requests in {_PATIENCE_S:.0f} s")
         time.sleep(0)
-    left = core.left_behind()
-    return said or (f"the device core has left behind {left}" if left else "")
+    rest = core.left_behind()
+    return said or (f"the device core has left behind {rest}" if rest else "")
 
 
 def _differs(

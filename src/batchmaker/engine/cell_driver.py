@@ -372,7 +372,7 @@ class CellDriver:
             self._control(ticket, events)
 
     def _may_run_alone(self, tickets: Sequence[Ticket]) -> bool:
-        """Whether requests may run one after the other: nothing is in flight, they are few, and no event is recorded."""
+        """Whether requests may run one after another: nothing is in flight, they are few, and no event is recorded."""
         runs = self._lone
         is_idle = runs is not None and runs.is_on and not self._in_flight and not self._tasks
         return is_idle and len(tickets) <= lone_runs.MOST and self._record is None

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, final
 
 from batchmaker.clock import Clock
-from batchmaker.core.deadlines import Deadlines
+from batchmaker.core.deadline_heap import Deadlines
 from batchmaker.core.events import RequestId, SequenceId
 from batchmaker.engine import forks
 from batchmaker.engine.observers import call_quietly

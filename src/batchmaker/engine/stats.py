@@ -238,7 +238,7 @@ class StepCounts:
         return padded
 
     def _show(
-        self, task: RunTask, cell: CellType, result: StepsResult, owners: Sequence[RequestId], batches: list[int],
+        self, task: RunTask, cell: CellType, result: StepsResult, owners: Sequence[RequestId | None], batches: list[int],
         padded: list[int], now_s: float,
     ) -> None:  # fmt: skip
         """Show each step to the observer. Steps that were reported together get equal shares of their time."""

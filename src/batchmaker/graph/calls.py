@@ -18,7 +18,7 @@ from batchmaker.graph.values import Hold, HostValues, Output, Value, ValueSequen
 class DataLayout(Protocol):
     """Makes rows from the data of calls. The graph does not look into the data."""
 
-    def kept(self, data: Any, port: int) -> Any:
+    def snapshot(self, data: Any, port: int) -> Any:
         """Return the data of one call for a later layout: unchanged if its type is immutable, otherwise a copy."""
 
     def laid_out(self, data: Sequence[Any], port: int) -> HostValues:
@@ -104,7 +104,7 @@ class Calls:
                 self._recorder.check(self.cell, self._first + place, argument)
                 self._accepted[place].add(argument.of)
             elif type(argument) not in self._accepted[place]:
-                checked[place] = self._layout.kept(argument, self._first + place)
+                checked[place] = self._layout.snapshot(argument, self._first + place)
                 if checked[place] is argument:
                     self._accepted[place].add(type(argument))
         return checked
@@ -159,7 +159,7 @@ class Calls:
 class _LaidOut:
     """The layout for data that is already HostValues, one for each call."""
 
-    def kept(self, data: Any, port: int) -> Any:
+    def snapshot(self, data: Any, port: int) -> Any:
         return data
 
     def laid_out(self, data: Sequence[HostValues], port: int) -> HostValues:

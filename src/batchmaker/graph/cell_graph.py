@@ -145,10 +145,10 @@ class CellGraph:
       without a look at the edges.
     - memories: what is read as sequences; empty in most graphs.
     - known_work, known_fetches_earlier: caches of `work_of` and `fetches_earlier`.
-    - kept: nodes whose outputs the request's sequence keeps after the answer, if known here; each once.
+    - kept_nodes: nodes whose outputs the request's sequence keeps after the answer, if known here; each once.
     - shared: many requests have this same object. It never changes, and does not contain their data.
     - region: the Region that the request is, if values decide what it computes; otherwise None. keeps: those of
-      its outputs that the request's sequence keeps, behind `kept`.
+      its outputs that the request's sequence keeps, behind `kept_nodes`.
     """
 
     first: int
@@ -160,7 +160,7 @@ class CellGraph:
     plain: bool = True
     known_work: Work | None = None
     known_fetches_earlier: bool | None = None
-    kept: Ints | None = None
+    kept_nodes: Ints | None = None
     shared: bool = False
     region: Any = None
     keeps: tuple[int, ...] = ()

@@ -238,7 +238,7 @@ class Recorder:
 
     def keep(self, nodes: Ints) -> None:
         """Note the nodes, each once, whose outputs stay for the next request of the sequence."""
-        self._graph.kept = nodes
+        self._graph.kept_nodes = nodes
 
     def take(self) -> CellGraph:
         """Return the recording since the last call and start the next fragment."""
@@ -353,7 +353,14 @@ class Recorder:
         graph, count = self._graph, self.num_nodes - self._graph.first
         if not (self.holds_values and graph.first and max(count, len(self._single_values)) <= MOST_ALIKE):
             return None
-        if graph.blocks or graph.runs or graph.host_inputs or graph.fetches or graph.kept is not None or graph.memories:
+        if (
+            graph.blocks
+            or graph.runs
+            or graph.host_inputs
+            or graph.fetches
+            or graph.kept_nodes is not None
+            or graph.memories
+        ):
             return None
         called = []
         for calls in self._calls if count else ():

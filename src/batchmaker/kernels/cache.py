@@ -17,9 +17,9 @@ def default_directory(environment: Mapping[str, str] = os.environ) -> Path | Non
 
     None without a home directory.
     """
-    given = environment.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(given):
-        return Path(given) / "batchmaker"
+    setting = environment.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(setting):
+        return Path(setting) / "batchmaker"
     home = environment.get("HOME", "")
     return Path(home) / ".cache" / "batchmaker" if os.path.isabs(home) else None
 

@@ -189,9 +189,9 @@ def _heights(problem: Problem) -> Iterator[tuple[int, int]]:
 def _placed(config: KernelConfig, device: DeviceSpec) -> KernelConfig | None:
     """Return the configuration with as few weights in shared memory as registers allow, None if it cannot run."""
     per_step = 4 * config.chunks_per_step
-    left = register_limit(config, device) - (estimated_registers(config) - config.weight_registers)
+    free_registers = register_limit(config, device) - (estimated_registers(config) - config.weight_registers)
     reset = 4 * config.reset_chunks
-    if min(left, MAX_WEIGHT_REGISTERS) >= per_step * config.steps + reset:
+    if min(free_registers, MAX_WEIGHT_REGISTERS) >= per_step * config.steps + reset:
         return config
-    in_registers = (min(left - _SHARED_WEIGHT_REGISTERS, MAX_WEIGHT_REGISTERS) - reset) // per_step
+    in_registers = (min(free_registers - _SHARED_WEIGHT_REGISTERS, MAX_WEIGHT_REGISTERS) - reset) // per_step
     return replace(config, shared_steps=config.steps - in_registers) if in_registers >= 0 else None

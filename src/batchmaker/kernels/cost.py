@@ -119,14 +119,14 @@ def _scalar_products(config: KernelConfig, rows: int, timings: Timings) -> float
     products = 4 * config.steps * sums
     loads = config.steps * config.row_step
     weight_loads = config.shared_steps * config.chunks_per_step
-    shuffles, left = _shuffles(sums, lanes)
+    shuffles, results = _shuffles(sums, lanes)
     stages = math.log2(lanes)
 
-    instructions = products + loads + weight_loads + 4 * shuffles + 2 * left
+    instructions = products + loads + weight_loads + 4 * shuffles + 2 * results
     issue = per_scheduler * passes * instructions
     h_clocks = max(1.0, lanes * CHUNK_BYTES / timings.shared_bytes_per_clock)
     weight_clocks = WARP * CHUNK_BYTES / timings.shared_bytes_per_clock
-    shared = warps * passes * (loads * h_clocks + weight_loads * weight_clocks + left)
+    shared = warps * passes * (loads * h_clocks + weight_loads * weight_clocks + results)
     shuffling = warps * passes * shuffles * WARP / timings.shuffle_lanes_per_clock
     chain = passes * (
         timings.shared_latency
@@ -232,13 +232,13 @@ def _l2_share(blocks: int, timings: Timings) -> float:
     return min(timings.l2_bytes_per_clock, timings.l2_total_bytes_per_clock / blocks)
 
 
-def ranked(problem: Problem, found: list[KernelConfig], device: DeviceSpec) -> list[tuple[KernelConfig, Cost]]:
+def ranked(problem: Problem, configs: list[KernelConfig], device: DeviceSpec) -> list[tuple[KernelConfig, Cost]]:
     """Return configurations with their costs, the cheapest first.
 
     Several may all wait for their inputs and so take equally long. Then the one with the least work is first, because
     the wait is the least certain of the phases; then the one with fewer threads.
     """
-    costs = [(config, cost(problem, config, device)) for config in found]
+    costs = [(config, cost(problem, config, device)) for config in configs]
 
     def key(each: tuple[KernelConfig, Cost]) -> tuple[float, float, int, str]:
         config, predicted = each

@@ -122,10 +122,10 @@ def modelled(arch: str) -> DeviceSpec:
 
     OptionError for an architecture without numbers in the cost model.
     """
-    found = _MODELLED.get(arch.removesuffix("a"))
-    if found is None:
+    device = _MODELLED.get(arch.removesuffix("a"))
+    if device is None:
         raise OptionError(
             f"arch {arch!r}: there is a cost model for {', '.join(_MODELLED)}. For a newer GPU give the newest; "
             "older ones are not supported."
         )
-    return found
+    return device

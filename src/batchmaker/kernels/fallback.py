@@ -214,8 +214,8 @@ class _Numbers:
         length[: len(rows.length)] = np.clip(rows.length - first, 0, call.steps)
         row, step = np.nonzero(np.arange(call.steps) < length[:, None])
         at = rows.step_offset[first + step]
-        found = np.concatenate((length, row * call.steps + step, rows.px_offset[row] + at, rows.y_offset[row] + at))
-        return cls(*_on_device(found, call.h.device).tensor_split([call.rows, call.rows + len(row), -len(row)]))
+        numbers = np.concatenate((length, row * call.steps + step, rows.px_offset[row] + at, rows.y_offset[row] + at))
+        return cls(*_on_device(numbers, call.h.device).tensor_split([call.rows, call.rows + len(row), -len(row)]))
 
     def fill(self, call: CallBuffers, px: Tensor) -> None:
         call.length.copy_(self.length)

@@ -160,10 +160,10 @@ class CudaLayers:
     """Makes layers on one GPU. Kernels are chosen by the tuner's cache, else by the cost model, and compiled once."""
 
     def __init__(
-        self, found: FoundDevice, compiler: KernelCompiler, cache: CacheDirectory, recorder: StepRecorder
+        self, gpu: FoundDevice, compiler: KernelCompiler, cache: CacheDirectory, recorder: StepRecorder
     ) -> None:
         """recorder: records the steps of layers without a fitting configuration."""
-        self._found = found
+        self._gpu = gpu
         self._compiler = compiler
         self._cache = cache
         self.recorder = recorder
@@ -175,14 +175,14 @@ class CudaLayers:
         cache: directory of compiled kernels and of the tuner's winners; by default that of `batchmaker tune`.
         DeviceError if the weights are not on a GPU, or if GPU, driver or compiler are missing or too old.
         """
-        found = found_device(device.index or 0)
+        gpu = found_device(device.index or 0)
         if device.type != "cuda" or not torch.cuda.is_available():
             raise DeviceError(
                 f"persistent kernels run on a GPU, the weights are on {device}; move the module there (module.cuda()) "
                 "with a build of torch for CUDA."
             )
         directory = CacheDirectory(cache or default_directory())
-        return cls(found, CachedCompiler(Nvrtc(), directory), directory, StreamRecorder(device))
+        return cls(gpu, CachedCompiler(Nvrtc(), directory), directory, StreamRecorder(device))
 
     def layer(self, weights: LayerWeights) -> RecurrentLayer:
         return CudaLayer(self, weights)
@@ -191,13 +191,13 @@ class CudaLayers:
         """Load a kernel for calls of about `batch` rows; None, with a warning, if no configuration fits the layer."""
         problem = Problem(cell=weights.cell, dtype=kernel_type(weights.w_hh.dtype), hidden=weights.hidden, batch=batch)
         source = kernel_source()
-        found = self._found
-        config = recalled(problem, found.device, found.identity, source, self._cache)
+        gpu = self._gpu
+        config = recalled(problem, gpu.device, gpu.identity, source, self._cache)
         if config is not None:
-            return LoadedKernel(config, self._compiler.compile(source, config.name_expression, found.arch), weights)
-        best = compiled_best(problem, found.device, source, self._compiler, arch=found.arch)
+            return LoadedKernel(config, self._compiler.compile(source, config.name_expression, gpu.arch), weights)
+        best = compiled_best(problem, gpu.device, source, self._compiler, arch=gpu.arch)
         if best is None:
-            _LOG.warning("%s", fallback_reason(problem, found.device))
+            _LOG.warning("%s", fallback_reason(problem, gpu.device))
             return None
         return LoadedKernel(*best, weights)
 
@@ -211,15 +211,15 @@ class CudaLayers:
             return None
         dtype = kernel_type(weights.w_hh.dtype)
         problem = Problem(cell=weights.cell, dtype=dtype, hidden=weights.hidden, batch=rows, steps=steps)
-        source, found = kernel_source(), self._found
-        config = recalled(problem, found.device, found.identity, source, self._cache)
+        source, gpu = kernel_source(), self._gpu
+        config = recalled(problem, gpu.device, gpu.identity, source, self._cache)
         if config is not None:
-            compiled = self._compiler.compile(source, config.name_expression, found.arch)
+            compiled = self._compiler.compile(source, config.name_expression, gpu.arch)
             return LoadedKernel(config, compiled, weights), 2
-        if not any(_pays(problem, config, found.device) for config, _ in best_ranked(problem, found.device)):
+        if not any(_pays(problem, config, gpu.device) for config, _ in best_ranked(problem, gpu.device)):
             return None  # before any compilation
-        best = compiled_best(problem, found.device, source, self._compiler, arch=found.arch)
-        least = None if best is None else _pays(problem, best[0], found.device)
+        best = compiled_best(problem, gpu.device, source, self._compiler, arch=gpu.arch)
+        least = None if best is None else _pays(problem, best[0], gpu.device)
         return None if best is None or least is None else (LoadedKernel(*best, weights), least)
 
 

@@ -99,20 +99,20 @@ class PersistentRecurrent(nn.Module, ABC):
                 columns.copy_(target.index_select(0, backward))
         return y
 
-    def _initial(self, name: str, given: Tensor | None, sequences: KernelSequences) -> Tensor:
+    def _initial(self, name: str, state: Tensor | None, sequences: KernelSequences) -> Tensor:
         """Return a fresh [layers * directions, batch, hidden]: zeros, or a copy of the caller's state."""
         shape = (self.num_layers * self._directions, sequences.batch, self.hidden_size)
-        if given is None:
+        if state is None:
             return sequences.data.new_zeros(shape)
         wanted = (shape[0], shape[2]) if _is_unbatched(sequences) else shape
-        if tuple(given.shape) != wanted or given.dtype != self._dtype:
+        if tuple(state.shape) != wanted or state.dtype != self._dtype:
             raise ShapeError(
-                f"recurrent module: {name} is {given.dtype} of shape {tuple(given.shape)}, "
+                f"recurrent module: {name} is {state.dtype} of shape {tuple(state.shape)}, "
                 f"wanted {self._dtype} {wanted}."
             )
-        given = given.detach().view(shape)
+        state = state.detach().view(shape)
         order = sequences.source.sorted_indices if isinstance(sequences.source, PackedSequence) else None
-        return given.clone(memory_format=torch.contiguous_format) if order is None else given.index_select(1, order)
+        return state.clone(memory_format=torch.contiguous_format) if order is None else state.index_select(1, order)
 
 
 @final

@@ -111,7 +111,7 @@ def read_usage(log: str) -> Usage:
 
     DeviceError if it does not mention registers.
     """
-    registers = [int(found) for found in re.findall(r"Used (\d+) registers", log)]
+    registers = [int(count) for count in re.findall(r"Used (\d+) registers", log)]
     if not registers:
         raise DeviceError(f"the assembler's log does not say how many registers the kernel uses: {log.strip()!r}")
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
@@ -145,9 +145,9 @@ class CachedCompiler:
         """
         parts = (str(_FORMAT), self.version, arch, repr(OPTIONS), name_expression, source)
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        found = _decoded(self._cache.read(f"{key}.kernel"))
-        if found is not None:
-            return found
+        cached = _decoded(self._cache.read(f"{key}.kernel"))
+        if cached is not None:
+            return cached
         self.num_compiled += 1
         compiled = self._compiler.compile(source, name_expression, arch)
         self._cache.write(f"{key}.kernel", _encoded(compiled))

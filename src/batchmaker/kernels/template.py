@@ -204,9 +204,9 @@ class KernelConfig:
 
     def check(self) -> None:
         """Raise OptionError with the first invalid field and its valid values."""
-        _known("cell", self.cell, CELL_KINDS)
-        _known("dtype", self.dtype, KERNEL_TYPES)
-        _known("regime", self.regime, REGIMES)
+        _check_name("cell", self.cell, CELL_KINDS)
+        _check_name("dtype", self.dtype, KERNEL_TYPES)
+        _check_name("regime", self.regime, REGIMES)
         for name in ("hidden", "tile_width", "tile_height", "groups", "group_size", "row_step"):
             if getattr(self, name) < 1:
                 raise OptionError(f"kernel configuration: {name} is {getattr(self, name)}, wanted at least 1.")
@@ -264,6 +264,6 @@ class KernelConfig:
             )
 
 
-def _known(field: str, name: str, known: tuple[str, ...]) -> None:
-    if name not in known:
-        raise unknown_name(f"kernel {field}", name, known)
+def _check_name(field: str, name: str, names: tuple[str, ...]) -> None:
+    if name not in names:
+        raise unknown_name(f"kernel {field}", name, names)

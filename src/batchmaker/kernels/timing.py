@@ -26,15 +26,15 @@ Prepare: TypeAlias = Callable[[Problem, KernelConfig, Compiled], Callable[[], ob
 class CudaTimer:
     """Times calls by events on torch's current stream, one after the other, so each time includes a launch."""
 
-    __slots__ = ("_found", "_prepare")
+    __slots__ = ("_gpu", "_prepare")
 
-    def __init__(self, found: FoundDevice, prepare: Prepare) -> None:
-        self._found = found
+    def __init__(self, gpu: FoundDevice, prepare: Prepare) -> None:
+        self._gpu = gpu
         self._prepare = prepare
 
     @property
     def identity(self) -> DeviceIdentity:
-        return self._found.identity
+        return self._gpu.identity
 
     def seconds(self, problem: Problem, config: KernelConfig, compiled: Compiled) -> float:
         """Return the median of `REPEATS` calls after `WARM_UP` others. DeviceError if the device fails."""
@@ -44,7 +44,7 @@ class CudaTimer:
                 call()
             times = [self._timed(call) for _ in range(REPEATS)]
         except RuntimeError as error:  # torch's error for a device
-            raise DeviceError(f"{config.name_expression} failed on {self._found.identity.name}: {error}") from error
+            raise DeviceError(f"{config.name_expression} failed on {self._gpu.identity.name}: {error}") from error
         return statistics.median(times)
 
     @staticmethod

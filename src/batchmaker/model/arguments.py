@@ -45,53 +45,53 @@ def where(cell: CalledCell, port: int | None = None) -> str:
     return f"cell {name!r}" if port is None else input_of(name, cell.places, port)
 
 
-def single(cell: CalledCell, argument: Any, known: CellType | None, port: int) -> Argument:
-    """Return one value for an input. known: the cell's type, or None at first use."""
+def single(cell: CalledCell, argument: Any, cell_type: CellType | None, port: int) -> Argument:
+    """Return one value for an input. cell_type: the cell's type, or None at first use."""
     if type(argument) is Value:
         return argument
-    return host_value(argument, _declared(cell, known, port), cell.data_dtype(port), where(cell, port))
+    return host_value(argument, _declared(cell, cell_type, port), cell.data_dtype(port), where(cell, port))
 
 
-def column(cell: CalledCell, sequence: Any, known: CellType | None, port: int) -> SequenceArgument:
-    """Return a sequence for an input, one element per call. known: the cell's type, or None at first use."""
+def column(cell: CalledCell, sequence: Any, cell_type: CellType | None, port: int) -> SequenceArgument:
+    """Return a sequence for an input, one element per call. cell_type: the cell's type, or None at first use."""
     if type(sequence) is ValueSequence:
         if not sequence.open_ended:
             return sequence
         len(sequence)  # an error if the loop has no length yet
         sequence = sequence.values
-    if type(sequence) is np.ndarray and known is not None and port < len(known.inputs):
-        rows = rows_as_declared(sequence, known.inputs[port])
+    if type(sequence) is np.ndarray and cell_type is not None and port < len(cell_type.inputs):
+        rows = rows_as_declared(sequence, cell_type.inputs[port])
         if rows is not None:
             return rows
     if type(sequence) is not StandIn and isinstance(sequence, list | tuple) and set(map(type, sequence)) == {Value}:
         return sequence_of(sequence, where(cell, port))
-    return host_sequence(sequence, _declared(cell, known, port), cell.data_dtype(port), where(cell, port))
+    return host_sequence(sequence, _declared(cell, cell_type, port), cell.data_dtype(port), where(cell, port))
 
 
-def fitted(cell: CalledCell, given: Sequence[Any], known: CellType, first: int = 0) -> list[Any]:
+def fitted(cell: CalledCell, arguments: Sequence[Any], cell_type: CellType, first: int = 0) -> list[Any]:
     """Return arguments for the inputs from `first` on, laid out before the type was known, as the type takes them."""
-    made = list(given)
-    for port, (argument, spec) in enumerate(zip(given, known.inputs[first:], strict=False), start=first):
+    made = list(arguments)
+    for port, (argument, spec) in enumerate(zip(arguments, cell_type.inputs[first:], strict=False), start=first):
         if isinstance(argument, HostValues) and argument.spec.dtype != spec.dtype:
             values = converted(argument.values, spec, where(cell, port))
             made[port - first] = HostValues(values, argument.count, spec)
     return made
 
 
-def as_floats(given: Sequence[Any], specs: tuple[ValueSpec, ...], dtype: str) -> tuple[ValueSpec, ...]:
+def as_floats(arguments: Sequence[Any], specs: tuple[ValueSpec, ...], dtype: str) -> tuple[ValueSpec, ...]:
     """Return specs in which integers that came with the request are floats."""
     return tuple(
         [
             ValueSpec(spec.shape, dtype) if isinstance(argument, HostValues) and spec.dtype == "int64" else spec
-            for argument, spec in zip(given, specs, strict=False)
+            for argument, spec in zip(arguments, specs, strict=False)
         ]
     )
 
 
-def integers(cell: CalledCell, given: Any, what: str) -> NDArray[np.int64]:
+def integers(cell: CalledCell, data: Any, what: str) -> NDArray[np.int64]:
     """Return a writable array of integers. Otherwise raise InvalidRequestError; `what` describes the argument."""
     try:
-        array = np.asarray(given)
+        array = np.asarray(data)
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"{where(cell)}: {what} ({error})") from None
     if array.size and array.dtype.kind not in "iu":
@@ -143,8 +143,8 @@ def reversed_data(sequence: Any) -> Any:
     return sequence.flip(0) if is_tensor else sequence[::-1]
 
 
-def _declared(cell: CalledCell, known: CellType | None, port: int) -> ValueSpec | None:
-    inputs = known.inputs if known is not None else cell.declared.inputs if cell.declared is not None else ()
+def _declared(cell: CalledCell, cell_type: CellType | None, port: int) -> ValueSpec | None:
+    inputs = cell_type.inputs if cell_type is not None else cell.declared.inputs if cell.declared is not None else ()
     return inputs[port] if port < len(inputs) else None
 
 

@@ -18,7 +18,7 @@ from batchmaker.compile.export import flat_module, infer_outputs
 from batchmaker.compile.memories import MemoryModule, in_order
 from batchmaker.compile.opaque import Opaque, float_dtype_of
 from batchmaker.compile.programs import AnyProgram, Programs, ReadProgram, module_of
-from batchmaker.compile.whole_runs import WholeRun, check_whole_form
+from batchmaker.compile.whole_run_trial import WholeRun, check_whole_form
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, RowsError, ShapeError
 from batchmaker.graph.argument_errors import misfit, never_computed
 from batchmaker.graph.calls import Calls
@@ -41,7 +41,7 @@ from batchmaker.model.batch_sizes import default_batch_sizes
 from batchmaker.model.elements import INDEX, Element, Same
 from batchmaker.model.host_values import CallData
 from batchmaker.model.memory import ROWS, Memory, as_range, declared_memories, in_place_of, outputs_kept
-from batchmaker.model.scope import CellTypes, Given, UnfoldingScope, current_scope, scope_of
+from batchmaker.model.scope import Arguments, CellTypes, UnfoldingScope, current_scope, scope_of
 from batchmaker.model.stand_ins import StandIn
 from batchmaker.model.trees import TreeCalls, tree
 
@@ -123,9 +123,9 @@ class Cell:
                 raise OptionError(f"max_batch is {max_batch} but the largest of batch_sizes is {sizes[-1]}")
         if max_shapes < 1:
             raise OptionError(f"max_shapes must be at least 1, got {max_shapes}")
-        for option, given in (("optimize", optimize), ("independent_rows", independent_rows)):
-            if not isinstance(given, bool):
-                raise OptionError(f"{option} must be True or False, got {given!r}")
+        for option, value in (("optimize", optimize), ("independent_rows", independent_rows)):
+            if not isinstance(value, bool):
+                raise OptionError(f"{option} must be True or False, got {value!r}")
         self.module = checked_module(module)
         self.declared = self.module.declared if declared is None and isinstance(self.module, Opaque) else declared
         self.batch_sizes = sizes
@@ -200,17 +200,17 @@ class Cell:
 
     # --- inside an unfold function ----------------------------------------------------------------------------
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *values: Any) -> Any:
         """Add one node. Arguments: values of other cells, or data of this request (one row, without the batch).
 
         A memory's argument is a sequence of values, or data [n, *shape]; its number is no argument. Returns the cell's
         output, or a tuple of its outputs.
         """
-        scope, arguments = current_scope.get() or scope_of(self), cast(Sequence[Any], given)
+        scope, arguments = current_scope.get() or scope_of(self), cast(Sequence[Any], values)
         memories: list[ValueSequence] = []
         read: Sequence[Any] = ()
         if self.memories:
-            read, arguments = self._parted(given)
+            read, arguments = self._parted(values)
         if scope.decisions is not None:
             first, ports = len(self.memories), self._given_memories()
             inputs = [(self, port, one, False) for port, one in enumerate(arguments, start=first)]
@@ -364,7 +364,7 @@ class Cell:
                     f"{where(self)}: its memory {self.memories[port].name!r} is one number, expected {ROWS}"
                 )
             argument = elements(scope, argument)
-        cell_type = scope.types.known(self)
+        cell_type = scope.types.type_of(self)
         rows = column(self, argument, cell_type, port)
         in_range = as_range(rows, scope.recorder.num_kept) if isinstance(rows, ValueSequence) else None
         return copies(scope, rows) if in_range is None else in_range
@@ -413,7 +413,7 @@ class Cell:
         There is one element per call in each sequence. The error is set, and the type is None, if the known type takes
         other shapes.
         """
-        cell_type = scope.types.known(self)
+        cell_type = scope.types.type_of(self)
         columns: list[SequenceArgument] = []
         try:
             for port, sequence in enumerate(sequences, start=len(self.memories)):
@@ -435,7 +435,7 @@ class Cell:
         return [column(self, sequence, None, port) for port, sequence in enumerate(sequences, start=first)]
 
     def _type_of(
-        self, scope: UnfoldingScope, arguments: Given, error: ShapeError | None, state: tuple[ValueSpec, ...] = ()
+        self, scope: UnfoldingScope, arguments: Arguments, error: ShapeError | None, state: tuple[ValueSpec, ...] = ()
     ) -> CellType:
         """Return a new type for these arguments. error: that of the cell's existing type, which takes others.
 
@@ -458,7 +458,7 @@ class Cell:
             calls = scope.other_calls[cell_type.type_id] = scope.recorder.calls(cell_type, layout)
         return calls
 
-    def _singles(self, arguments: Sequence[Any], memories: list[ValueSequence]) -> Given:
+    def _singles(self, arguments: Sequence[Any], memories: list[ValueSequence]) -> Arguments:
         """Return the arguments of a single call, whatever the known type takes."""
         first = len(self.memories)
         return [
@@ -468,7 +468,7 @@ class Cell:
 
     def _first_call(self, scope: UnfoldingScope, arguments: Sequence[Any], memories: list[ValueSequence]) -> Calls:
         """Return the object that adds this request's calls, at the first of them."""
-        cell_type = scope.types.known(self)
+        cell_type = scope.types.type_of(self)
         if cell_type is None:
             cell_type = self._type_of(scope, self._singles(arguments, memories), None)
         layout = CallData(cell_type.inputs, self.float_dtype, lambda port: where(self, port))
@@ -487,65 +487,69 @@ class Cell:
         can_be_whole: bool = False,
     ) -> Any:
         memories = self._memories(scope, memory)
-        known, columns, error = self._columns(scope, sequences)
+        cell_type, columns, error = self._columns(scope, sequences)
         try:
-            state = self._state(init, known, len(self.memories) + len(columns))
-            if known is not None and memories and (other := self._misfit(known, memories)) is not None:
+            state = self._state(init, cell_type, len(self.memories) + len(columns))
+            if cell_type is not None and memories and (other := self._misfit(cell_type, memories)) is not None:
                 raise other
         except ShapeError as other:
-            if known is None:
+            if cell_type is None:
                 raise
-            known, error = None, other
+            cell_type, error = None, other
             columns = self._columns_anew(sequences)
             state = self._state(init, None, len(self.memories) + len(columns))
         given_first = [*self._all_memories(memories), *columns]
-        if known is None:
+        if cell_type is None:
             initial = None if state is None else [None if value is None else value.spec for value in state]
             if initial is None or None in initial:
                 zeros = self._zeros(scope, given_first, error)
                 initial = list(zeros) if initial is None else [a or b for a, b in zip(initial, zeros, strict=False)]
             specs = tuple([spec for spec in initial if spec is not None])
-            known = self._learned(scope, given_first, state or [None] * len(specs), specs, error)
-            columns = fitted(self, columns, known, len(self.memories))
-            state = None if state is None else fitted(self, state, known, len(given_first))
-        known = scope.types.in_runs(known, len(given_first))
-        whole = scope.types.whole_form(self, known, (*columns, *(state or ())), len(columns)) if can_be_whole else None
+            cell_type = self._learned(scope, given_first, state or [None] * len(specs), specs, error)
+            columns = fitted(self, columns, cell_type, len(self.memories))
+            state = None if state is None else fitted(self, state, cell_type, len(given_first))
+        cell_type = scope.types.in_runs(cell_type, len(given_first))
+        whole = (
+            scope.types.whole_form(self, cell_type, (*columns, *(state or ())), len(columns)) if can_be_whole else None
+        )
         outputs = scope.recorder.run(
-            known, columns, state, max_steps=max_steps, open_ended=until is not None, memories=memories, whole=whole
+            cell_type, columns, state, max_steps=max_steps, open_ended=until is not None, memories=memories, whole=whole
         )
         if until is not None:
-            scope.end_at(known, outputs, until)
+            scope.end_at(cell_type, outputs, until)
         decisions = scope_of(self).decisions
         if decisions is not None:
-            begin = [None] * (len(known.inputs) - len(given_first)) if state is None else state
+            begin = [None] * (len(cell_type.inputs) - len(given_first)) if state is None else state
             outputs = decisions.results(scope, outputs, begin)
         return _one_or_all(outputs)
 
     def _not_run(self, scope: UnfoldingScope, sequences: tuple[Any, ...], init: Any) -> Any:
         """Return the outputs of a run over empty sequences."""
-        known, first = scope.types.known(self), len(sequences)
+        cell_type, first = scope.types.type_of(self), len(sequences)
         try:
-            state = self._state(init, known, first)
+            state = self._state(init, cell_type, first)
         except ShapeError:  # the cell may have been called with other shapes first
-            known, state = None, self._state(init, None, first)
+            cell_type, state = None, self._state(init, None, first)
         assert state is not None
-        if any(value is None for value in state) or (known is not None and len(known.inputs) != first + len(state)):
-            wanted = "a value for each part" if known is None else f"{len(known.inputs) - first} values"
+        if any(value is None for value in state) or (
+            cell_type is not None and len(cell_type.inputs) != first + len(state)
+        ):
+            wanted = "a value for each part" if cell_type is None else f"{len(cell_type.inputs) - first} values"
             raise InvalidRequestError(
                 f"{where(self)}: the sequence is empty, so `init` is the result, and needs {wanted} of the state, none "
                 f"of them None; got {len(state)}"
             )
         ends = [end_of_no_step(scope, value) for value in state if value is not None]
-        outputs = self._outputs_of_no_step(known, sequences, tuple([end.spec for end in ends]))
+        outputs = self._outputs_of_no_step(cell_type, sequences, tuple([end.spec for end in ends]))
         others = [missing(k, spec, scope.recorder) for k, spec in enumerate(outputs[: len(outputs) - len(ends)])]
         return _one_or_all((*others, *ends))
 
     def _outputs_of_no_step(
-        self, known: CellType | None, sequences: tuple[Any, ...], state: tuple[ValueSpec, ...]
+        self, cell_type: CellType | None, sequences: tuple[Any, ...], state: tuple[ValueSpec, ...]
     ) -> tuple[ValueSpec, ...]:
         """Return the outputs' specs. A cell that was not called yet is tried with its state and likely elements."""
-        if known is not None:
-            return known.outputs
+        if cell_type is not None:
+            return cell_type.outputs
         if self.declared is not None:
             return self.declared.outputs
         inputs = (*[likely_element(sequence, self.float_dtype) for sequence in sequences], *state)
@@ -559,12 +563,12 @@ class Cell:
             )
         return outputs
 
-    def _state(self, init: Any, known: CellType | None, first: int) -> list[Argument | None] | None:
+    def _state(self, init: Any, cell_type: CellType | None, first: int) -> list[Argument | None] | None:
         """Return the initial state, the inputs from `first` on, with None for zeros; None if it is not given."""
         if init is None:
             return None
         parts = init if type(init) is not StandIn and isinstance(init, tuple | list) else (init,)
-        return [None if part is None else single(self, part, known, first + k) for k, part in enumerate(parts)]
+        return [None if part is None else single(self, part, cell_type, first + k) for k, part in enumerate(parts)]
 
     def _zeros(
         self, scope: UnfoldingScope, columns: Sequence[Argument | ValueSequence], error: ShapeError | None
@@ -604,7 +608,7 @@ class Cell:
             if floats != state:
                 first = refused if isinstance(refused, ShapeError) else ShapeError(str(refused))
                 with suppress(ModelError):
-                    learnt = scope.types.known(self) is not None
+                    learnt = scope.types.type_of(self) is not None
                     cell_type = self._type_of(scope, arguments, (error or first) if learnt else None, floats)
                     scope.types.in_runs(cell_type, len(columns))
                     return cell_type
@@ -632,7 +636,7 @@ def elements(scope: UnfoldingScope, value: Value) -> ValueSequence:
         raise never_computed("a sequence")
     spec, count = value.spec, value.spec.shape[0]
     cell = _ELEMENTS.get(spec) or _ELEMENTS.setdefault(spec, Cell(Element(), name=f"element {spec}"))
-    cell_type = scope.types.known(cell) or scope.types.learn(cell, (spec, INDEX))
+    cell_type = scope.types.type_of(cell) or scope.types.learn(cell, (spec, INDEX))
     repeated = ValueSequence(np.full(count, value.node), value.of, holds=value)
     (sequence,) = scope.recorder.map(cell_type, [repeated, HostValues(np.arange(count), count, INDEX)])
     return sequence
@@ -650,11 +654,11 @@ def copies(scope: UnfoldingScope, rows: SequenceArgument) -> ValueSequence:
     return sequence
 
 
-def copy_type(types: CellTypes[Cell], *given: ValueSpec) -> CellType:
+def copy_type(types: CellTypes[Cell], *value_specs: ValueSpec) -> CellType:
     """Return the type of the cell that copies values of these specs together, or makes values of data."""
-    specs = tuple([ValueSpec(spec.shape, spec.dtype) for spec in given])
+    specs = tuple([ValueSpec(spec.shape, spec.dtype) for spec in value_specs])
     cell = copying(specs)
-    return types.known(cell) or types.learn(cell, specs)
+    return types.type_of(cell) or types.learn(cell, specs)
 
 
 def whole_run(cell: Cell, num_columns: int) -> Cell:

@@ -87,8 +87,8 @@ class Guard:
 
     def answer(self, question: Callable[[], Hashable]) -> None:
         """The answer of a function without arguments, which is compared by value."""
-        known = question()
-        self._fact((id(question), "answer"), lambda ask: ask() == known, question)
+        value = question()
+        self._fact((id(question), "answer"), lambda ask: ask() == value, question)
 
     def container(self, container: list[Any] | set[Any] | dict[Any, Any]) -> bool:
         """What is in a list, set or dict, in order. Returns False if it is noted already."""

@@ -109,7 +109,7 @@ class CallData:
         self._float_dtype = float_dtype
         self._where = where
 
-    def kept(self, data: Any, port: int) -> Any:
+    def snapshot(self, data: Any, port: int) -> Any:
         """Return a number unchanged, and a copy of anything else, so that the unfold function cannot change it."""
         if type(data) is StandIn:
             return data

@@ -75,10 +75,10 @@ def zero_state_specs(module: nn.Module, step_inputs: State, run: nn.Module | Non
     if num_states == 0:
         return ()
     search = _StateSearch(module, num_states, module if run is None else run)
-    state = search.found(step_inputs, different=True)
+    state = search.state_for(step_inputs, different=True)
     if state is not None:
         return state
-    why = None if run is not None else cause_of(module, step_inputs, lambda other: search.found(other) is not None)
+    why = None if run is not None else cause_of(module, step_inputs, lambda other: search.state_for(other) is not None)
     if why is not None:
         raise ShapeError(f"{name}, {why}")
     raise ModelError(
@@ -113,7 +113,7 @@ class _StateSearch:
         self._module, self._flat, self._num_states = module, flat_module(run), num_states
         self._dtype = float_dtype(module)
 
-    def found(self, step_inputs: State, *, different: bool = False) -> State | None:
+    def state_for(self, step_inputs: State, *, different: bool = False) -> State | None:
         """Return the state for these inputs, None if there is none. ModelError if there are several.
 
         different: also try parts of different widths.

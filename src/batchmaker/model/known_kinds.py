@@ -66,7 +66,7 @@ WITH_KEY: Final = frozenset((sorted, min, max))
 PURE: Final[frozenset[Any]] = frozenset((
     sum, any, all, abs, int, float, bool, complex, str, round, divmod, pow, range, set, frozenset, slice, chr, ord,
     dict, *WITH_KEY,
-    *[found for found in vars(math).values() if callable(found)],
+    *[function for function in vars(math).values() if callable(function)],
     *[vars(operator)[name] for name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "index")],
     np.zeros, np.ones, np.full, np.arange, np.array, np.asarray, np.stack, np.concatenate, np.eye, np.zeros_like,
     np.ones_like, np.full_like, np.repeat, np.tile, np.flip, np.linspace, np.where, np.cumsum, np.flatnonzero,

@@ -216,11 +216,13 @@ def _example_rows(inputs: tuple[str, ...], example: Any, float_dtype: str) -> tu
     """Return the example request as a batch of one row per input, None without an example."""
     if example is None:
         return None
-    laid = [host_value(value, None, float_dtype, "the example request").values for value in _given(inputs, example)]
+    laid = [
+        host_value(value, None, float_dtype, "the example request").values for value in _example_values(inputs, example)
+    ]
     return tuple([torch.as_tensor(values) for values in laid])
 
 
-def _given(inputs: tuple[str, ...], example: Any) -> tuple[Any, ...]:
+def _example_values(inputs: tuple[str, ...], example: Any) -> tuple[Any, ...]:
     """Return the example request's value for each input."""
     if isinstance(example, Mapping):
         return tuple([example[name] for name in inputs])
@@ -241,7 +243,7 @@ def _exported(
             f"{where}; give an example request, bm.layers(module, example_request), and torch.export is tried, as "
             f"encoders with **kwargs need it. {advice}."
         ) from reason
-    values = _given(inputs, example_request)
+    values = _example_values(inputs, example_request)
     try:
         traced = trace_operators(by_position(module, inputs), tuple(_spec(value, float_dtype) for value in values))
     except Exception as error:  # its code may raise anything

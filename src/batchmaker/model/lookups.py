@@ -49,8 +49,8 @@ class Lookups:
         self.record = Guard()
         self.refused: str | None = None
         self._made: dict[int, Any] = {}
-        self._given: dict[int, Any] = {}
-        self._add_given(request)
+        self._parts: dict[int, Any] = {}
+        self._add_parts(request)
         self._call = call
 
     def refuse(self, why: str) -> NoReturn:
@@ -81,13 +81,13 @@ class Lookups:
 
     def existed(self, value: Any) -> bool:
         """Whether a container, array or tensor was there before the function ran, or is part of the request."""
-        return self.record.notes(value) or id(value) in self._given
+        return self.record.notes(value) or id(value) in self._parts
 
-    def _add_given(self, part: Any) -> None:
+    def _add_parts(self, part: Any) -> None:
         if type(part) in (list, tuple, dict):
-            self._given[id(part)] = part
+            self._parts[id(part)] = part
             for inner in part.values() if type(part) is dict else part:
-                self._add_given(inner)
+                self._add_parts(inner)
 
     def made(self, value: Any) -> Any:
         """Note an object that the function itself has made. Returns it."""
@@ -98,7 +98,7 @@ class Lookups:
         """Whether the function itself has made an object."""
         return id(value) in self._made
 
-    def found(self, kind: type[Any], name: str) -> Any:
+    def in_class(self, kind: type[Any], name: str) -> Any:
         """Return what a class or its bases have under a name; MISSING if nothing."""
         if type(kind) not in METACLASSES:
             self.refuse(f"the class {kind.__name__} has a metaclass of its own")
@@ -144,12 +144,12 @@ class Lookups:
         return self._bound(has, value.__self__, value.__self_class__)
 
     def _of_object(self, value: Any, kind: type[Any], name: str) -> Any:
-        if self.found(kind, "__getattribute__") not in _USUAL or kind is MethodType:
+        if self.in_class(kind, "__getattribute__") not in _USUAL or kind is MethodType:
             self.refuse(f"a {kind.__name__} has its own way to look up attributes")
-        has = self.found(kind, name)
+        has = self.in_class(kind, name)
         if type(has) is _FIELD:  # of a named tuple
             return has.__get__(value, kind)
-        if id(value) in self._made and name in self.found(kind, "__dataclass_fields__"):
+        if id(value) in self._made and name in self.in_class(kind, "__dataclass_fields__"):
             return object.__getattribute__(value, name)
         self.record.kind(value)
         if name == "__class__":
@@ -165,7 +165,7 @@ class Lookups:
         if inherits(value, Enum) and name in ("value", "name") and has is vars(Enum).get(name):
             name = f"_{name}_"
         elif has is not MISSING and any(
-            self.found(type(has), part) is not MISSING for part in ("__set__", "__delete__")
+            self.in_class(type(has), part) is not MISSING for part in ("__set__", "__delete__")
         ):
             self.refuse(f"{name} is a descriptor")
         own = self._own(value, kind)
@@ -175,7 +175,7 @@ class Lookups:
             if kind is Cell and name not in CALLED_ON_CELLS:
                 self.refuse(f"it reads {name} of a cell")
             return self._bound(has, value, kind)
-        if self.found(kind, "__getattr__") is not MISSING:
+        if self.in_class(kind, "__getattr__") is not MISSING:
             self.refuse(f"a {kind.__name__} has its own way to look up attributes")
         raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 
@@ -183,7 +183,7 @@ class Lookups:
         """Return the dict of an object's own attributes, None if it has none."""
         if not kind.__dictoffset__:
             return None
-        has = self.found(kind, "__dict__")
+        has = self.in_class(kind, "__dict__")
         if has is not MISSING and type(has) is not GetSetDescriptorType:
             self.refuse(f"a {kind.__name__} has its own way to look up attributes")
         return self.record.attributes(value)
@@ -213,12 +213,12 @@ class Lookups:
             members = self.record.name(kind, "_member_map_")
             if type(members) is dict and (member := self.record.name(members, name)) is not MISSING:
                 return member
-        of_meta = self.found(meta, name)
+        of_meta = self.in_class(meta, name)
         if of_meta is not MISSING or name == "__class__":
             self.refuse(f"it reads {name} of a class")
-        has = self.found(kind, name)
+        has = self.in_class(kind, name)
         if has is MISSING:
-            if self.found(meta, "__getattr__") is not MISSING:
+            if self.in_class(meta, "__getattr__") is not MISSING:
                 self.refuse(f"{kind.__name__} has its own way to look up attributes")
             raise AttributeError(f"type object {kind.__name__!r} has no attribute {name!r}")
         return has if type(has) in (FunctionType, property) else self._bound(has, None, kind)
@@ -235,6 +235,6 @@ class Lookups:
         if form is property and value is not None:  # of `super`
             return self._call(has.fget, value)
         is_plain = form is BuiltinFunctionType or inherits(has, type)
-        if not is_plain and self.found(form, "__get__") is not MISSING:
+        if not is_plain and self.in_class(form, "__get__") is not MISSING:
             self.refuse("it reads a descriptor")
         return self.entered(has)

@@ -60,11 +60,11 @@ class Model(ABC):
         super().__init_subclass__(**options)
         for name, value in vars(cls).items():
             if name in _FOUND and not isinstance(value, property):
-                raise _taken(cls, name)
+                raise _name_error(cls, name)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _FOUND:
-            raise _taken(type(self), name)
+            raise _name_error(type(self), name)
         name_cells({name: value})
         super().__setattr__(name, value)
 
@@ -157,7 +157,7 @@ class Model(ABC):
         return len(request)
 
 
-def _taken(kind: type[Model], name: str) -> ModelError:
+def _name_error(kind: type[Model], name: str) -> ModelError:
     return ModelError(
         f"{kind.__name__}.{name}: an attribute of a model cannot be named {name!r}, because model.{name} is "
         f"{_FOUND[name]}. Give it another name, such as {'steps' if name == 'cells' else f'my_{name}'!r}"

@@ -59,8 +59,8 @@ class OnnxModel(Opaque):
         super().__init__(inputs, outputs)
         self.file, self.threads = file, threads
         self._session = session
-        self._given = [form.name for form in inputs]
-        self._made = [form.name for form in outputs]
+        self._input_names = [form.name for form in inputs]
+        self._output_names = [form.name for form in outputs]
 
     @property
     def kind(self) -> str:
@@ -69,10 +69,10 @@ class OnnxModel(Opaque):
     @property
     def identity(self) -> str:
         """The bytes and the chosen inputs and outputs: the same file in two cells is one cell type."""
-        return f"onnx {self.file.sha256} {self._given} {self._made} {self.threads}"
+        return f"onnx {self.file.sha256} {self._input_names} {self._output_names} {self.threads}"
 
     def compute(self, rows: list[Array]) -> Sequence[Array]:
-        made: Sequence[Array] = self._session.run(self._made, dict(zip(self._given, rows, strict=True)))
+        made: Sequence[Array] = self._session.run(self._output_names, dict(zip(self._input_names, rows, strict=True)))
         return made
 
 

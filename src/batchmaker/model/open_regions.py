@@ -178,9 +178,9 @@ def unknown_sequence(origin: SpanOrigin, spec: ValueSpec) -> ValueSequence:
     return ValueSequence(range(0), Output(0, spec, origin), open_ended={})
 
 
-def is_unknown(given: object) -> bool:
+def is_unknown(argument: object) -> bool:
     """Whether this is a handle to a sequence whose length values decide."""
-    return type(given) is ValueSequence and isinstance(given.of.origin, SpanOrigin)
+    return type(argument) is ValueSequence and isinstance(argument.of.origin, SpanOrigin)
 
 
 @final

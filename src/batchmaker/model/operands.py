@@ -66,7 +66,7 @@ class Operands:
         if kind in HANDLES or kind is Cell or (inherits(value, type) and type(value) in METACLASSES):
             return True
         if inherits(value, Enum):
-            return all(self._lookups.found(kind, name) in _PLAIN_ENUM for name in ("__eq__", "__hash__"))
+            return all(self._lookups.in_class(kind, name) in _PLAIN_ENUM for name in ("__eq__", "__hash__"))
         return kind is object
 
     def known(self, value: Any) -> Any:
@@ -114,7 +114,7 @@ class Operands:
             return value
         if self._is_data(value, atoms=False):
             return value
-        if any(self._lookups.found(kind, name) is not MISSING for name in ("__bool__", "__len__")):
+        if any(self._lookups.in_class(kind, name) is not MISSING for name in ("__bool__", "__len__")):
             self._lookups.refuse(f"it tests a {kind.__name__}")
         self._lookups.record.kind(value)
         return value
@@ -124,7 +124,7 @@ class Operands:
         kind = type(value)
         if kind in CONTAINERS or kind in VIEWS or kind in ITERATORS or kind in OWN or kind in ARRAYS or kind in DATA:
             return value
-        if not (inherits(value, tuple) and self._lookups.found(kind, "__iter__") is tuple.__iter__):
+        if not (inherits(value, tuple) and self._lookups.in_class(kind, "__iter__") is tuple.__iter__):
             self._lookups.refuse(f"it goes over a {kind.__name__}")
         return value
 
@@ -157,7 +157,9 @@ class Operands:
         """value[index]."""
         kind = type(value)
         plain = kind in CONTAINERS or kind in DATA or kind in OWN or kind in ARRAYS
-        if not plain and not (inherits(value, tuple) and self._lookups.found(kind, "__getitem__") is tuple.__getitem__):
+        if not plain and not (
+            inherits(value, tuple) and self._lookups.in_class(kind, "__getitem__") is tuple.__getitem__
+        ):
             self._lookups.refuse(f"it takes an item of a {kind.__name__}")
         return value[self.compared(index)]
 

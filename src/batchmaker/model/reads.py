@@ -93,17 +93,17 @@ class Reads:
     def __init__(self, model: Model, request: Any) -> None:
         self.model = model
         self._lookups = lookups = Lookups(self.call, request)
-        self._operands = asked = Operands(lookups)
+        self._operands = operands = Operands(lookups)
         self._globals: dict[int, _Globals] = {}
         self._observed: dict[int, FunctionType] = {}
         hooks: tuple[Callable[..., Any], ...] = (
-            lookups.refuse, lookups.attribute, self.call, asked.known, asked.joined,
-            asked.united, asked.compared, asked.same,
-            asked.truth, asked.iterated, asked.each, asked.unpacked, asked.mapping, asked.item, asked.target,
-            asked.augmented, asked.augmented_item, asked.raised,
+            lookups.refuse, lookups.attribute, self.call, operands.known, operands.joined,
+            operands.united, operands.compared, operands.same, operands.truth, operands.iterated, operands.each,
+            operands.unpacked, operands.mapping, operands.item, operands.target, operands.augmented,
+            operands.augmented_item, operands.raised,
         )  # fmt: skip
         self._hooks = {hook(one.__name__): one for one in hooks}
-        self._hooks |= {hook("key"): asked.compared, hook("slice"): asked.bounds}
+        self._hooks |= {hook("key"): operands.compared, hook("slice"): operands.bounds}
 
     def guard(self) -> Guard:
         """Return the record. UnprovenError if something was refused, or has changed meanwhile."""
@@ -122,13 +122,13 @@ class Reads:
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return a function of the model, by name, in the form that is recorded."""
-        found = self._lookups.attribute(self.model, name)
-        if not inherits(found, FunctionType, MethodType):
-            self._lookups.refuse(f"{name} is a {type(found).__name__}")
+        function = self._lookups.attribute(self.model, name)
+        if not inherits(function, FunctionType, MethodType):
+            self._lookups.refuse(f"{name} is a {type(function).__name__}")
 
-        @functools.wraps(found)
+        @functools.wraps(function)
         def called(*arguments: Any, **named: Any) -> Any:
-            return self.call(found, *arguments, **named)
+            return self.call(function, *arguments, **named)
 
         return called
 
@@ -153,7 +153,7 @@ class Reads:
             return self._built_in(function, arguments, named)
         if kind in METACLASSES:
             return self._made(function, arguments, named)
-        called = self._lookups.found(kind, "__call__")
+        called = self._lookups.in_class(kind, "__call__")
         if type(called) is not FunctionType:
             self._lookups.refuse(f"it calls a {kind.__name__}")
         self._lookups.record.kind(function)
@@ -200,8 +200,8 @@ class Reads:
     def _of_ours(self, function: FunctionType, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Call a function of this library that reads nothing but what it is given."""
         if id(function.__globals__) == id(vars(decisions)):
-            asked = [self._for_decisions(part) for part in arguments]
-            return function(*asked, **{name: self._for_decisions(part) for name, part in named.items()})
+            parts = [self._for_decisions(part) for part in arguments]
+            return function(*parts, **{name: self._for_decisions(part) for name, part in named.items()})
         if type(arguments[0]) is Cell and function.__name__ == "loop":
             self._lookups.record.name(vars(arguments[0]), "host_outputs")
             if inherits(named.get("until"), FunctionType, MethodType):
@@ -282,31 +282,31 @@ class Reads:
 
     def _is_named_tuple(self, kind: Any) -> bool:
         """Whether a class is a named tuple that is made as they all are."""
-        new = self._lookups.found(kind, "__new__")
+        new = self._lookups.in_class(kind, "__new__")
         new = new.__func__ if type(new) is staticmethod else new
         if tuple not in kind.__mro__ or type(new) is not FunctionType:
             return False
         self._lookups.record.function(new)
         made = new.__code__.co_names == ("_tuple_new",) and new.__globals__.get("_tuple_new") == tuple.__new__
-        return made and self._lookups.found(kind, "__init__") is object.__init__
+        return made and self._lookups.in_class(kind, "__init__") is object.__init__
 
     def _is_dataclass(self, kind: Any) -> bool:
         """Whether a class is a dataclass that is made as they all are, by a function that the decorator wrote."""
-        fields, found = self._lookups.found(kind, "__dataclass_fields__"), self._lookups.found
-        init = found(kind, "__init__")
+        fields, in_class = self._lookups.in_class(kind, "__dataclass_fields__"), self._lookups.in_class
+        init = in_class(kind, "__init__")
         if type(fields) is not dict or type(init) is not FunctionType or type(kind) not in (type, abc.ABCMeta):
             return False
         self._lookups.record.function(init)
         for name in fields:
-            has = found(kind, name)
-            if not (has is MISSING or type(has) is MemberDescriptorType or found(type(has), "__set__") is MISSING):
+            has = in_class(kind, name)
+            if not (has is MISSING or type(has) is MemberDescriptorType or in_class(type(has), "__set__") is MISSING):
                 return False
         return (
             is_written_init(
-                init, tuple(fields.values()), frozen := found(kind, "__setattr__") is not object.__setattr__
+                init, tuple(fields.values()), frozen := in_class(kind, "__setattr__") is not object.__setattr__
             )
-            and found(kind, "__new__") is object.__new__
-            and found(kind, "__post_init__") is MISSING
+            and in_class(kind, "__new__") is object.__new__
+            and in_class(kind, "__post_init__") is MISSING
             and (not frozen or kind.__dataclass_params__.frozen)
         )
 
@@ -335,15 +335,17 @@ class Reads:
         self, function: Any, owner: Any, kind: type[Any], arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
         """Call a method of a container, a number, a text or an array."""
-        name, asked = function.__name__, self._operands
+        name, operands = function.__name__, self._operands
         if kind in ARRAYS:
             if name not in OF_ARRAYS:
                 self._lookups.refuse(f"it calls {name} of an array")
-            return function(*map(asked.known, arguments), **{key: asked.known(part) for key, part in named.items()})
+            return function(
+                *map(operands.known, arguments), **{key: operands.known(part) for key, part in named.items()}
+            )
         if name.startswith("__"):
             self._lookups.refuse(f"it calls {name}")
         if name in COMPARES.get(kind, ()):
-            asked.compared(owner)
+            operands.compared(owner)
             if named:
                 self._lookups.refuse(f"it calls {name} with a function")
         elif name not in _OF_CONTAINERS.get(kind, ()) and kind in CONTAINERS - {frozenset}:
@@ -353,14 +355,14 @@ class Reads:
             self._lookups.refuse("it changes what it has not made")
         if kind is list or kind is tuple:
             if name == "extend":
-                asked.iterated(arguments[0])
+                operands.iterated(arguments[0])
         elif kind is dict:
             for part in arguments[:1]:
-                asked.mapping(part) if name == "update" else asked.compared(part)
+                operands.mapping(part) if name == "update" else operands.compared(part)
         else:
-            ask = asked.compared if kind in CONTAINERS else asked.known
+            ask = operands.compared if kind in CONTAINERS else operands.known
             arguments = tuple([ask(list(part) if type(part) in ITERATORS else part) for part in arguments])
-        return function(*arguments, **{key: asked.known(part) for key, part in named.items()})
+        return function(*arguments, **{key: operands.known(part) for key, part in named.items()})
 
     # --- functions that are told apart from others -----------------------------------------------------------------
 
@@ -372,16 +374,16 @@ class Reads:
 
     def _isinstance(self, value: Any, kinds: Any) -> bool:
         kind: type[Any] = kind_of(value) if type(value) is StandIn else type(value)
-        known = kind in OWN or kind in CONTAINERS or kind in ARRAYS or kind in DATA
-        if not known:
+        is_known = kind in OWN or kind in CONTAINERS or kind in ARRAYS or kind in DATA
+        if not is_known:
             self._lookups.record.kind(value)
-            if self._lookups.found(kind, "__class__") is not vars(object)["__class__"]:
+            if self._lookups.in_class(kind, "__class__") is not vars(object)["__class__"]:
                 self._lookups.refuse("it asks for the class of an object that has another")
         for one in kinds if type(kinds) is tuple else kinds.__args__ if type(kinds) is UnionType else (kinds,):
             is_base = type(one) is abc.ABCMeta and one in kind.__mro__
-            if is_base and self._lookups.found(one, "__subclasshook__") is vars(object)["__subclasshook__"]:
+            if is_base and self._lookups.in_class(one, "__subclasshook__") is vars(object)["__subclasshook__"]:
                 return True
-            if type(one) is not type and not (known and one in COLLECTIONS):
+            if type(one) is not type and not (is_known and one in COLLECTIONS):
                 self._lookups.refuse("it asks for a class that decides itself what belongs to it")
             if type(one) is not type:
                 self._lookups.record.answer(abc.get_cache_token)

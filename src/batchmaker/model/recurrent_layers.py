@@ -63,8 +63,8 @@ class LayerStep(nn.Module):
         super().__init__()
         self.cell, self.embedding, self.num_inputs = cell, embedding, num_inputs
 
-    def forward(self, *given: Tensor) -> Any:
-        inputs, state = given[: self.num_inputs], given[self.num_inputs :]
+    def forward(self, *arguments: Tensor) -> Any:
+        inputs, state = arguments[: self.num_inputs], arguments[self.num_inputs :]
         x = inputs[0] if len(inputs) == 1 else torch.cat(inputs, -1)
         if self.embedding is not None:
             x = self.embedding(x)

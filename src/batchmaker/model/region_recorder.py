@@ -59,7 +59,7 @@ _FIXED: Final = (StandIn, bool, int, float)
 """Kinds of data that cannot change."""
 _ARRAYS: Final = (np.ndarray, Tensor)
 
-Asked = tuple[Any, int, Any, bool]
+CallArgument = tuple[Any, int, Any, bool]
 """An argument of a call: the cell, the input, what is given, and whether it is a sequence with one element per call."""
 Read = tuple[Any, int, Any]
 """A memory of a call: the cell, the input, and what is given."""
@@ -73,13 +73,13 @@ class Recorded:
     - region: the request as a region.
     - values: for each handle that the function returned and that is not of the request's own graph, its output of the
       region; for a sequence, those of its elements. collections: for each handle of a sequence whose length values
-      decide, the number of the collection. kept: the outputs that the request's sequence keeps.
+      decide, the number of the collection. keeps: the outputs that the request's sequence keeps.
     """
 
     region: Region
     values: Mapping[Any, int | tuple[int, ...]]
     collections: Mapping[Any, int]
-    kept: tuple[int, ...]
+    keeps: tuple[int, ...]
 
 
 @final
@@ -100,7 +100,7 @@ class Decisions:
         self._zeros: dict[ValueSpec, Tensor] = {}
         self._values: dict[Any, int | tuple[int, ...]] = {}
         self._collections: dict[Any, int] = {}
-        self._kept: list[int] = []
+        self._keeps: list[int] = []
 
     # --- where values are ---------------------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class Decisions:
 
     def place(
         self,
-        asked: Sequence[Asked],
+        arguments: Sequence[CallArgument],
         memories: Sequence[Read] = (),
         *,
         as_nodes: bool = True,
@@ -226,38 +226,38 @@ class Decisions:
     ) -> tuple[UnfoldingScope, list[Any], list[Any]]:
         """Return the scope of the segment that a call goes to, and the call's arguments and memories there.
 
-        as_nodes: sequences must consist of nodes of the segment. may_have_size: the call is a map or a run of `asked`,
-        so these may be sequences whose length values decide. Then the segment has this length as its size, what is
+        as_nodes: sequences must consist of nodes of the segment. may_have_size: the call is a map or a run, so
+        `arguments` may be sequences whose length values decide. Then the segment has this length as its size, what is
         recorded there is one node or step, and `results` must be asked what the call returns.
         """
-        handles = [handle for one in (*asked, *memories) for handle in _handles(one[2])]
-        pieces = self._segment_of_size(asked) if may_have_size else None
+        handles = [handle for one in (*arguments, *memories) for handle in _handles(one[2])]
+        pieces = self._segment_of_size(arguments) if may_have_size else None
         if pieces is None:
             pieces = self._segment(frozenset().union(*map(self._needs_of, handles)))
         if pieces.recorder is self._recorder:
-            return pieces.scope, [given for _, _, given, _ in asked], [given for _, _, given in memories]
+            return pieces.scope, [one[2] for one in arguments], [one[2] for one in memories]
         placed = list[Any]()
-        for cell, port, given, is_column in asked:
-            if given is None or type(given) is Value:
-                placed.append(given if given is None else self._here(pieces, given))
+        for cell, port, argument, is_column in arguments:
+            if argument is None or type(argument) is Value:
+                placed.append(argument if argument is None else self._here(pieces, argument))
                 continue
-            known = self._scope.types.known(cell)
+            cell_type = self._scope.types.type_of(cell)
             if not is_column:
-                placed.append(self._here(pieces, self._row(single(cell, given, known, port), given)))
+                placed.append(self._here(pieces, self._row(single(cell, argument, cell_type, port), argument)))
                 continue
             if pieces.size != NO_SLOT:
-                placed.append(pieces.span(self._span_of(given), given.spec))
+                placed.append(pieces.span(self._span_of(argument), argument.spec))
                 continue
-            placed.append(self._sequence_here(pieces, cell, known, port, given, as_nodes=as_nodes))
+            placed.append(self._sequence_here(pieces, cell, cell_type, port, argument, as_nodes=as_nodes))
         return pieces.scope, placed, [self._memory_here(pieces, *read) for read in memories]
 
-    def _segment_of_size(self, asked: Sequence[Asked]) -> Pieces | None:
+    def _segment_of_size(self, arguments: Sequence[CallArgument]) -> Pieces | None:
         """Return a new segment for a call of sequences whose length values decide; None if no sequence is such."""
-        columns = [(cell, given) for cell, _, given, is_column in asked if is_column]
-        unknown = [given for _, given in columns if is_unknown(given)]
+        columns = [(cell, argument) for cell, _, argument, is_column in arguments if is_column]
+        unknown = [argument for _, argument in columns if is_unknown(argument)]
         if not unknown:
             return None
-        sizes = {self._span_of(given)[1] for given in unknown}
+        sizes = {self._span_of(argument)[1] for argument in unknown}
         if len(unknown) < len(columns) or len(sizes) > 1:
             raise ModelError(
                 f"{at_line()}{where(columns[0][0])}: beside what a while_loop has collected, all sequences of the call "
@@ -291,28 +291,28 @@ class Decisions:
             returned.append(pieces.region.handle(pieces.end_of(of, init), of.spec, Collected(steps)))
         return tuple(returned)
 
-    def _memory_here(self, pieces: Pieces, cell: Any, port: int, given: Any) -> Any:
+    def _memory_here(self, pieces: Pieces, cell: Any, port: int, argument: Any) -> Any:
         """Return a memory inside a segment: a sequence of its nodes, or a span."""
-        if given is None or (type(given) is Value and not given.spec.shape):
-            return given  # the cell says what is wrong
-        if type(given) is not ValueSequence:
-            given = self._made_sequence(pieces, cell, port, given)
-        if given.of.origin is pieces.recorder and pieces.size == NO_SLOT:
-            return given
-        return pieces.span(self._span_of(given), given.spec)
+        if argument is None or (type(argument) is Value and not argument.spec.shape):
+            return argument  # the cell says what is wrong
+        if type(argument) is not ValueSequence:
+            argument = self._made_sequence(pieces, cell, port, argument)
+        if argument.of.origin is pieces.recorder and pieces.size == NO_SLOT:
+            return argument
+        return pieces.span(self._span_of(argument), argument.spec)
 
-    def _made_sequence(self, pieces: Pieces, cell: Any, port: int, given: Any) -> ValueSequence:
+    def _made_sequence(self, pieces: Pieces, cell: Any, port: int, argument: Any) -> ValueSequence:
         """Return a value, a list of values or data as a sequence of nodes. pieces: of the call that reads it."""
-        known = self._scope.types.known(cell)
+        cell_type = self._scope.types.type_of(cell)
         home = pieces
         if pieces.size != NO_SLOT:
-            home = self._segment(frozenset().union(*map(self._needs_of, _handles(given))))
-        if type(given) is Value:
-            return elements(home.scope, self._here(home, given))
-        if type(given) is not StandIn and isinstance(given, list | tuple) and {*map(type, given)} == {Value}:
-            return self._sequence_here(home, cell, known, port, given, as_nodes=True)
-        made = column(cell, given, known, port)
-        return self._sequence(made, given) if isinstance(made, HostValues) else made
+            home = self._segment(frozenset().union(*map(self._needs_of, _handles(argument))))
+        if type(argument) is Value:
+            return elements(home.scope, self._here(home, argument))
+        if type(argument) is not StandIn and isinstance(argument, list | tuple) and {*map(type, argument)} == {Value}:
+            return self._sequence_here(home, cell, cell_type, port, argument, as_nodes=True)
+        made = column(cell, argument, cell_type, port)
+        return self._sequence(made, argument) if isinstance(made, HostValues) else made
 
     def _here(self, pieces: Pieces, value: Value) -> Value:
         """Return a handle to a value inside a segment: an argument, unless it is computed there."""
@@ -326,19 +326,19 @@ class Decisions:
         return pieces.arguments[slot]
 
     def _sequence_here(
-        self, pieces: Pieces, cell: Any, known: Any, port: int, given: Any, *, as_nodes: bool
+        self, pieces: Pieces, cell: Any, cell_type: Any, port: int, argument: Any, *, as_nodes: bool
     ) -> ValueSequence:
-        """Return a sequence inside a segment. given: a sequence of values, or data."""
-        if type(given) is ValueSequence:
-            if given.of.origin is pieces.recorder:
-                return given
-            len(given)
-        elif type(given) is StandIn or not (
-            isinstance(given, list | tuple) and given and all(type(part) is Value for part in given)
+        """Return a sequence inside a segment. argument: a sequence of values, or data."""
+        if type(argument) is ValueSequence:
+            if argument.of.origin is pieces.recorder:
+                return argument
+            len(argument)
+        elif type(argument) is StandIn or not (
+            isinstance(argument, list | tuple) and argument and all(type(part) is Value for part in argument)
         ):
-            made = column(cell, given, known, port)
-            given = self._sequence(made, given) if isinstance(made, HostValues) else made
-        values = [self._here(pieces, part) for part in given]
+            made = column(cell, argument, cell_type, port)
+            argument = self._sequence(made, argument) if isinstance(made, HostValues) else made
+        values = [self._here(pieces, part) for part in argument]
         if not values:
             raise InvalidRequestError(f"{at_line()}a call inside a branch or an iteration got an empty sequence")
         values = [self._copy(v) if v.node > ARGUMENT and v.of.index else v for v in values]  # all are output 0
@@ -353,31 +353,33 @@ class Decisions:
         """Return the type of the cell that copies values of a spec, or makes values of data."""
         return copy_type(self._scope.types, spec)
 
-    def _sequence(self, data: HostValues, given: Any) -> ValueSequence:
-        """Return data as values, which the request's own graph makes. given: what the data was.
+    def _sequence(self, data: HostValues, source: Any) -> ValueSequence:
+        """Return data as values, which the request's own graph makes. source: what the data was.
 
         The same number, array or tensor is made once, as long as it has not changed; a body is recorded twice.
         """
-        spec, kind = ValueSpec(data.spec.shape, data.spec.dtype), type(given)
+        spec, kind = ValueSpec(data.spec.shape, data.spec.dtype), type(source)
         is_fixed = type(data.values) is StandIn
         values = data.values if is_fixed else deepcopy(data.values)  # the function may change what is its own
-        made_before = self._rows.get((id(given), spec))
+        made_before = self._rows.get((id(source), spec))
         if made_before is not None and (kind in _FIXED or (kind in _ARRAYS and _same(made_before[1], values))):
             return made_before[2]
         (made,) = self._recorder.map(self._row_type(spec), [HostValues(values, data.count, spec)])
-        self._rows[id(given), spec] = (given, values, made)
+        self._rows[id(source), spec] = (source, values, made)
         return made
 
-    def _row(self, data: Value | HostValues, given: Any) -> Value:
-        return data if type(data) is Value else self._sequence(data, given)[0]
+    def _row(self, data: Value | HostValues, source: Any) -> Value:
+        return data if type(data) is Value else self._sequence(data, source)[0]
 
-    def _row_of(self, given: Any, spec: ValueSpec) -> Value:
+    def _row_of(self, source: Any, spec: ValueSpec) -> Value:
         """Return a value of this spec made of data."""
         try:
-            data = host_value(given, ValueSpec(spec.shape, spec.dtype), spec.dtype, "data in place of a computed value")
+            data = host_value(
+                source, ValueSpec(spec.shape, spec.dtype), spec.dtype, "data in place of a computed value"
+            )
         except InvalidRequestError as error:
             raise type(error)(f"{at_line()}{error}") from None
-        return self._row(data, given)
+        return self._row(data, source)
 
     def _value(self, part: Any, spec: ValueSpec) -> Value:
         return part if type(part) is Value else self._row_of(part, spec)
@@ -469,7 +471,7 @@ class Decisions:
         collect: Callable[[Any], Any] | None,
     ) -> Any:  # fmt: skip
         """Record a loop; see `while_loop`."""
-        region, (given, _) = self._now, flat(init)
+        region, (begun, _) = self._now, flat(init)
         going = cond_fn(init)
         if type(going) is not Value and not known_now(going, "while_loop: cond_fn"):
             return init
@@ -477,7 +479,7 @@ class Decisions:
         item = region.new_item()
         state = [region.new_slot(item) for spec in specs if spec is not None]
         at, of = iter(state), [spec for spec in specs if spec is not None]
-        handles = [part if s is None else region.handle(next(at), s) for part, s in zip(given, specs, strict=True)]
+        handles = [part if s is None else region.handle(next(at), s) for part, s in zip(begun, specs, strict=True)]
 
         def iteration() -> tuple[bool, bool]:
             """Record the body once. Return whether going on, and whether keeping a value, depend on computed values."""
@@ -497,7 +499,7 @@ class Decisions:
         body, (tests, filters) = self._inner(iteration)
         first = self._test("while_loop: cond_fn", going) if type(going) is Value else NO_SLOT
         begins = list[int]()
-        initial = [part for part, spec in zip(given, specs, strict=True) if spec is not None]
+        initial = [part for part, spec in zip(begun, specs, strict=True) if spec is not None]
         for slot, part, one in zip(state, initial, of, strict=True):
             is_read = type(part) is Value or slot in body.captured or first != NO_SLOT or limit == 0
             begins.append(self._slot_of(self._value(part, one)) if is_read else NO_SLOT)
@@ -531,15 +533,15 @@ class Decisions:
         num_wanted = len(self._wanted)
         _, following = self._inner(lambda: body_fn(init))
         del self._wanted[num_wanted:]
-        (given, form), (found, found_form) = flat(init), flat(following)
+        (parts, form), (next_parts, next_form) = flat(init), flat(following)
         where = f"{at_line()}while_loop: "
-        if found_form != form:
+        if next_form != form:
             raise ModelError(
-                f"{where}the state is {shown(form)} at first, and the body returns {shown(found_form)}; the state "
+                f"{where}the state is {shown(form)} at first, and the body returns {shown(next_form)}; the state "
                 "keeps its structure. A list or tuple has parts: give a row of numbers as an array or a tensor"
             )
         specs = list[ValueSpec | None]()
-        for k, (before, after) in enumerate(zip(given, found, strict=True)):
+        for k, (before, after) in enumerate(zip(parts, next_parts, strict=True)):
             part = f"part {k} of the state"
             for value in (before, after):
                 if type(value) is ValueSequence:
@@ -612,8 +614,8 @@ class Decisions:
         origin = value.of.origin
         if origin is self._recorder or not (isinstance(origin, DecidedOrigin) or origin in self._pieces):
             return None
-        self._kept.append(self._output(self._copy(value)))
-        return len(self._kept) - 1
+        self._keeps.append(self._output(self._copy(value)))
+        return len(self._keeps) - 1
 
     def _output(self, value: Value) -> int:
         self._give(self._whole, (value,))
@@ -625,7 +627,7 @@ class Decisions:
         region = self._whole.finished()
         for made in self._regions:
             made.close()
-        return Recorded(region, self._values, self._collections, tuple(self._kept))
+        return Recorded(region, self._values, self._collections, tuple(self._keeps))
 
     def _mark(self) -> None:
         """Let all values travel to the host that decisions or results need, wherever they may come from."""
@@ -644,12 +646,12 @@ class Decisions:
                 waiting += region.sources.get(slot, ())
 
 
-def _handles(given: Any) -> list[Value | ValueSequence]:
+def _handles(argument: Any) -> list[Value | ValueSequence]:
     """Return the handles in an argument of a call: itself, or the values in a list."""
-    if type(given) in (Value, ValueSequence):
-        return [given]
-    if type(given) is not StandIn and isinstance(given, list | tuple):
-        return [part for part in given if type(part) in (Value, ValueSequence)]
+    if type(argument) in (Value, ValueSequence):
+        return [argument]
+    if type(argument) is not StandIn and isinstance(argument, list | tuple):
+        return [part for part in argument if type(part) in (Value, ValueSequence)]
     return []
 
 

@@ -25,7 +25,7 @@ from batchmaker.graph.whole_runs import WholeForm
 from batchmaker.model.cell import Cell
 from batchmaker.model.floats import Floats
 from batchmaker.model.initial_state import initial_state
-from batchmaker.model.scope import CellTypes, Given
+from batchmaker.model.scope import Arguments, CellTypes
 from batchmaker.model.whole_runs import WholeRuns
 
 _BINDING = threading.RLock()
@@ -112,7 +112,7 @@ class CellRegistry:
         self._apart: dict[TypeId, tuple[str, ...]] = {}
         self._mixing: dict[tuple[Cell, tuple[object, ...]], str] = {}  # cells refused for their rows, and why
 
-    def known(self, cell: Cell) -> CellType | None:
+    def type_of(self, cell: Cell) -> CellType | None:
         """Return the type of a cell that has been used before."""
         return self._types.get(cell)
 
@@ -135,20 +135,20 @@ class CellRegistry:
         """Return this registry for one of several models. The names of its cell types begin with `prefix`."""
         return _Prefixed(self, prefix)
 
-    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = (), prefix: str = "") -> CellType:
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], arguments: Arguments = (), prefix: str = "") -> CellType:
         """Bind a cell to its inputs' specs and give it a type: the type of an equal cell if there is one.
 
-        given: the arguments of the call, with whose values the cell is tried.
+        arguments: the arguments of the call, with whose values the cell is tried.
         """
         name = prefix + (cell.name or type(cell.module).__name__)
         with _BINDING:
             cell_type = self._types.get(cell)  # another thread may have been faster
             if cell_type is None:
-                cell_type = self._types[cell] = self._learned(cell, inputs, given, name)
+                cell_type = self._types[cell] = self._learned(cell, inputs, arguments, name)
                 return cell_type
         for port, (came, wanted) in enumerate(zip(inputs, cell_type.inputs, strict=False)):
             if not came.is_like(wanted):
-                return self.other(cell, inputs, misfit(cell_type, port, came), given, prefix)
+                return self.other(cell, inputs, misfit(cell_type, port, came), arguments, prefix)
         return cell_type
 
     def types_of(self, cell: Cell) -> list[CellType]:
@@ -157,7 +157,7 @@ class CellRegistry:
         return [self._types[cell], *others] if cell in self._types else []
 
     def other(
-        self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = (), prefix: str = ""
+        self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, arguments: Arguments = (), prefix: str = ""
     ) -> CellType:
         """Return the type of a cell for other shapes or dtypes than at first. They are bound now if they are new.
 
@@ -174,10 +174,20 @@ class CellRegistry:
         if cell_type is not None:
             return cell_type
         with _BINDING:
-            return shapes.types[key] if key in shapes.types else self._other(cell, inputs, error, given, prefix, shapes)
+            return (
+                shapes.types[key]
+                if key in shapes.types
+                else self._other(cell, inputs, error, arguments, prefix, shapes)
+            )
 
     def _other(
-        self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given, prefix: str, shapes: _Shapes
+        self,
+        cell: Cell,
+        inputs: tuple[ValueSpec, ...],
+        error: ShapeError,
+        arguments: Arguments,
+        prefix: str,
+        shapes: _Shapes,
     ) -> CellType:
         first, key = self._types[cell].inputs, tuple([spec.row_signature for spec in inputs])
         if cell.programs is not None and not cell.programs.have(inputs):
@@ -198,7 +208,7 @@ class CellRegistry:
             same = [one.dtype == other.dtype for one, other in zip(inputs, first, strict=True)]
             shown = [str(list(spec.shape)) if like else str(spec) for spec, like in zip(inputs, same, strict=True)]
             known_as = f"{name} {' '.join(shown)}"
-            cell_type = shapes.types[key] = self._learned(cell, inputs, given, known_as)
+            cell_type = shapes.types[key] = self._learned(cell, inputs, arguments, known_as)
         except RowsError:
             raise
         except ModelError:
@@ -206,7 +216,7 @@ class CellRegistry:
             raise error from None
         return cell_type
 
-    def _learned(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given, name: str) -> CellType:
+    def _learned(self, cell: Cell, inputs: tuple[ValueSpec, ...], arguments: Arguments, name: str) -> CellType:
         """Bind a cell and return its type, a new one or that of an equal cell.
 
         A type has one set of batch sizes, one priority, and one set of host outputs. So cells that differ in one of
@@ -223,7 +233,7 @@ class CellRegistry:
             raise RowsError(self._mixing[form])
         self.binding = name
         try:
-            bound, trial = self._bound(cell, source, inputs, given, name)
+            bound, trial = self._bound(cell, source, inputs, arguments, name)
         except RowsError as error:  # its trial takes long, and comes out the same for the next request
             if len(self._mixing) < _MAX_REFUSED:
                 self._mixing[form] = str(error)
@@ -238,18 +248,18 @@ class CellRegistry:
                     f"cell {name!r}: host_outputs names output {output}, the cell has {len(bound.outputs)}"
                 )
         equal = [
-            known
-            for known, other in zip(self.types, self.bound, strict=True)
-            if other.identity == bound.identity and known.form_of is None
+            twin
+            for twin, other in zip(self.types, self.bound, strict=True)
+            if other.identity == bound.identity and twin.form_of is None
         ]
-        for known in equal:
-            if not self._differences(known, cell):
-                return known
+        for twin in equal:
+            if not self._differences(twin, cell):
+                return twin
         type_id = TypeId(len(self.types))
         if equal:
             self._apart[type_id] = tuple(
-                f"not batched with {known.name!r}, which is the same cell but for its {self._differences(known, cell)}"
-                for known in equal
+                f"not batched with {twin.name!r}, which is the same cell but for its {self._differences(twin, cell)}"
+                for twin in equal
             )
         cell_type = CellType(
             type_id,
@@ -284,7 +294,7 @@ class CellRegistry:
         return " and ".join(name for name, (one, other) in options.items() if one != other)
 
     def _bound(
-        self, cell: Cell, source: nn.Module | AnyProgram, inputs: tuple[ValueSpec, ...], given: Given, name: str
+        self, cell: Cell, source: nn.Module | AnyProgram, inputs: tuple[ValueSpec, ...], arguments: Arguments, name: str
     ) -> tuple[BoundCell, TrialRows]:
         """Bind a cell, and return the rows that it was tried with.
 
@@ -292,8 +302,8 @@ class CellRegistry:
         of the request, which fails when it runs. Raises the error of the real values otherwise.
         """
         planner = _planner() if cell.optimize else None
-        real, made_up = (self.trial_rows(known, inputs, cell) for known in (given, ()))
-        ports = [port for port, argument in enumerate(given) if isinstance(argument, HostValues)]
+        real, made_up = (self.trial_rows(some, inputs, cell) for some in (arguments, ()))
+        ports = [port for port, argument in enumerate(arguments) if isinstance(argument, HostValues)]
         floats = None if cell.memories else Floats(cell.module, cell.float_dtype, real)
         wanted = inputs if floats is None else floats.annotated(inputs, ports)
 
@@ -387,19 +397,19 @@ class CellRegistry:
         return initial_state(cell, step_inputs)
 
     def whole_form(
-        self, cell: Cell, known: CellType, given: Given, num_step_inputs: int, prefix: str = ""
+        self, cell: Cell, cell_type: CellType, arguments: Arguments, num_step_inputs: int, prefix: str = ""
     ) -> WholeForm | None:
         """Return the second form of a cell's runs, if it is to be used. See CellTypes."""
-        form = self._whole_runs.found(cell, known)
+        form = self._whole_runs.form_of(cell, cell_type)
         if form is None:
             with _BINDING:
-                form = self._whole_runs.found(cell, known)
-                form = form or self._whole_runs.make(cell, known, given, num_step_inputs, prefix)
+                form = self._whole_runs.form_of(cell, cell_type)
+                form = form or self._whole_runs.make(cell, cell_type, arguments, num_step_inputs, prefix)
         return form
 
-    def trial_rows(self, given: Given, inputs: tuple[ValueSpec, ...], cell: Cell) -> TrialRows:
+    def trial_rows(self, arguments: Arguments, inputs: tuple[ValueSpec, ...], cell: Cell) -> TrialRows:
         """Return the rows that a cell is tried with: the real ones of these arguments, as far as they are known."""
-        rows = tuple([self._row(argument, spec) for argument, spec in zip(given, inputs, strict=False)])
+        rows = tuple([self._row(argument, spec) for argument, spec in zip(arguments, inputs, strict=False)])
         return TrialRows(rows, cell.batch_sizes, cell.independent_rows)
 
     def keep_steps(self, why: str) -> None:
@@ -423,21 +433,25 @@ class _Prefixed:
     def __init__(self, registry: CellRegistry, prefix: str) -> None:
         self._registry = registry
         self._prefix = prefix
-        self.known = registry.known
+        self.type_of = registry.type_of
         self.in_runs = registry.in_runs
         self.zero_state = registry.zero_state
 
-    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = ()) -> CellType:
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], arguments: Arguments = ()) -> CellType:
         """As in the registry, under a name with the model's prefix."""
-        return self._registry.learn(cell, inputs, given, self._prefix)
+        return self._registry.learn(cell, inputs, arguments, self._prefix)
 
-    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> CellType:
+    def other(
+        self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, arguments: Arguments = ()
+    ) -> CellType:
         """As in the registry, under a name with the model's prefix."""
-        return self._registry.other(cell, inputs, error, given, self._prefix)
+        return self._registry.other(cell, inputs, error, arguments, self._prefix)
 
-    def whole_form(self, cell: Cell, known: CellType, given: Given, num_step_inputs: int) -> WholeForm | None:
+    def whole_form(
+        self, cell: Cell, cell_type: CellType, arguments: Arguments, num_step_inputs: int
+    ) -> WholeForm | None:
         """As in the registry, under a name with the model's prefix."""
-        return self._registry.whole_form(cell, known, given, num_step_inputs, self._prefix)
+        return self._registry.whole_form(cell, cell_type, arguments, num_step_inputs, self._prefix)
 
 
 def _check_declared(declared: Declared, bound: BoundCell) -> None:
@@ -450,11 +464,11 @@ def _check_declared(declared: Declared, bound: BoundCell) -> None:
             )
 
 
-def _check_side(name: str, kind: str, found: tuple[ValueSpec, ...], declared: tuple[ValueSpec, ...]) -> None:
+def _check_side(name: str, kind: str, specs: tuple[ValueSpec, ...], declared: tuple[ValueSpec, ...]) -> None:
     """ShapeError unless the rows are the declared ones."""
-    if len(found) != len(declared):
-        raise ShapeError(f"cell {name!r}: got {len(found)} {kind}s, expected {len(declared)}, as the cell declares")
-    for index, (got, wanted) in enumerate(zip(found, declared, strict=True)):
+    if len(specs) != len(declared):
+        raise ShapeError(f"cell {name!r}: got {len(specs)} {kind}s, expected {len(declared)}, as the cell declares")
+    for index, (got, wanted) in enumerate(zip(specs, declared, strict=True)):
         if got.row_signature != wanted.row_signature:
             raise ShapeError(
                 f"cell {name!r}, {kind} {index}: got rows of {got}, expected {wanted}, as the cell declares. "

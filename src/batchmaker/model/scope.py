@@ -17,20 +17,20 @@ from batchmaker.model.arguments import CalledCell, where
 
 C = TypeVar("C", contravariant=True)
 
-Given: TypeAlias = Sequence[Value | ValueSequence | HostValues | None]
+Arguments: TypeAlias = Sequence[Value | ValueSequence | HostValues | None]
 """The arguments of a cell's first call, by input: what the cell is tried with. None: zeros."""
 
 
 class CellTypes(Protocol[C]):
     """Gives types to cells. An unfolding asks it at every call."""
 
-    def known(self, cell: C) -> CellType | None:
+    def type_of(self, cell: C) -> CellType | None:
         """Return the type of a cell that has been used before."""
 
-    def learn(self, cell: C, inputs: tuple[ValueSpec, ...], given: Given = ()) -> CellType:
-        """Bind a cell to its inputs' specs, prove its outputs, and give it a type. given: the arguments."""
+    def learn(self, cell: C, inputs: tuple[ValueSpec, ...], arguments: Arguments = ()) -> CellType:
+        """Bind a cell to its inputs' specs, prove its outputs, and give it a type. arguments: the arguments."""
 
-    def other(self, cell: C, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> CellType:
+    def other(self, cell: C, inputs: tuple[ValueSpec, ...], error: ShapeError, arguments: Arguments = ()) -> CellType:
         """Return the type of a cell for other shapes than at first. Raises `error` if it does not take them."""
 
     def in_runs(self, cell: CellType, num_step_inputs: int) -> CellType:
@@ -39,10 +39,10 @@ class CellTypes(Protocol[C]):
         ModelError if the cell does not return the state that such a chain feeds it.
         """
 
-    def whole_form(self, cell: C, known: CellType, given: Given, num_step_inputs: int) -> WholeForm | None:
-        """Return the second form of a cell's runs, if it is to be used; see Cell. known: the type of these runs.
+    def whole_form(self, cell: C, cell_type: CellType, arguments: Arguments, num_step_inputs: int) -> WholeForm | None:
+        """Return the second form of a cell's runs, if it is to be used; see Cell. cell_type: the type of these runs.
 
-        given: the arguments of the first run, by input. ModelError if the form gives something else than the steps.
+        arguments: the arguments of the first run, by input. ModelError if the form gives something else than the steps.
         """
 
     def zero_state(self, cell: C, step_inputs: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:

@@ -42,11 +42,11 @@ class KeptState:
     def handles_in(self, recorder: Recorder) -> Any:
         """Return the structure with handles for the next request, whose recorder begins with the kept nodes."""
 
-        def handle(kept: KeptHandle) -> Value | ValueSequence:
-            output = Output(kept.output, kept.spec, recorder)
-            if isinstance(kept.places, int):
-                return Value(kept.places, output)
-            return ValueSequence(kept.places, output)
+        def handle(part: KeptHandle) -> Value | ValueSequence:
+            output = Output(part.output, part.spec, recorder)
+            if isinstance(part.places, int):
+                return Value(part.places, output)
+            return ValueSequence(part.places, output)
 
         return replaced(self.structure, (KeptHandle,), handle)
 
@@ -83,7 +83,7 @@ def keep(structure: Any, recorder: Recorder, decisions: Any = None) -> KeptState
     nodes = np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
     recorder.keep(nodes)
 
-    def kept(handle: Value | ValueSequence) -> Any:
+    def kept_handle(handle: Value | ValueSequence) -> Any:
         if id(handle) in decided:
             return KeptHandle(len(nodes) + decided[id(handle)], 0, handle.spec)
         if isinstance(handle, ValueSequence) and handle.open_ended:
@@ -94,7 +94,7 @@ def keep(structure: Any, recorder: Recorder, decisions: Any = None) -> KeptState
 
     if structure is None:
         return NOTHING_KEPT
-    return KeptState(replaced(structure, (Value, ValueSequence), kept), len(nodes) + len(decided))
+    return KeptState(replaced(structure, (Value, ValueSequence), kept_handle), len(nodes) + len(decided))
 
 
 def signature(structure: Any) -> Hashable | None:

@@ -248,7 +248,7 @@ class StandIn:
             return getattr(codes, name)
         if name in (TORCH_VIEWS if is_tensor else NUMPY_VIEWS):
             method = getattr(codes, name)
-            return lambda *given, **named: self._other(method(*given, **named))
+            return lambda *arguments, **named: self._other(method(*arguments, **named))
         if name in _INTERFACES and not self._stand_ins.is_finished:
             self._stand_ins.looked = True
             raise AttributeError(name)
@@ -302,10 +302,10 @@ for _name in str.split(_ASKS):
 def _harmless(name: str, answer: Callable[..., Any]) -> None:
     """Answer attributes that every object has, after the proof is over."""
 
-    def asked(self: StandIn, *given: Any) -> Any:
-        return answer(self, *given) if object.__getattribute__(self, "_stand_ins").is_finished else _looks(self)
+    def method(self: StandIn, *arguments: Any) -> Any:
+        return answer(self, *arguments) if object.__getattribute__(self, "_stand_ins").is_finished else _looks(self)
 
-    setattr(StandIn, name, asked)
+    setattr(StandIn, name, method)
 
 
 _harmless("__repr__", lambda _: "<stand-in for a value of a request>")

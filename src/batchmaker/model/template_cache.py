@@ -77,7 +77,7 @@ class TemplateCache:
         self._cells = cells
         self._max_nodes = max_nodes
         self._shared = ProvenTemplates() if proven is None else proven
-        self._known: OrderedDict[Key, Template | str] = OrderedDict()  # by shape, least recently used first
+        self._entries: OrderedDict[Key, Template | str] = OrderedDict()  # by shape, least recently used first
         self._num_templates = 0
         self._num_nodes = 0
         # A function is the `unfold` or the `unfold_chunk` of a model; one may have templates where the other has none.
@@ -122,20 +122,20 @@ class TemplateCache:
             if shape is None:
                 continue
             key = (function, id(before), shape, level)
-            known = self._known.get(key)
-            if type(known) is not Template:
-                known = self._adopted(key, function, known)
-                if known is None:
-                    sights[place] = None if self._known.get(key) is _REFUSED else (key, mine, None)
+            entry = self._entries.get(key)
+            if type(entry) is not Template:
+                entry = self._adopted(key, function, entry)
+                if entry is None:
+                    sights[place] = None if self._entries.get(key) is _REFUSED else (key, mine, None)
                     continue
-            guard = known.guard
+            guard = entry.guard
             holds = holding.get(id(guard))
             if holds is None:
                 holds = holding[id(guard)] = guard.holds()
             if holds:
-                self._known.move_to_end(key)
+                self._entries.move_to_end(key)
                 self._misses[function] = 0
-                sights[place] = (key, mine, known)
+                sights[place] = (key, mine, entry)
             else:
                 self._forget(key)
                 self._changes[function] = self._changes.get(function, 0) + 1
@@ -152,7 +152,7 @@ class TemplateCache:
         """
         shape, leaves, template = sight
         function = shape[0]
-        if function in self._without or self._known.get(shape) is _REFUSED:  # decided since this turn began
+        if function in self._without or self._entries.get(shape) is _REFUSED:  # decided since this turn began
             return
         if unfolding.waits:
             self._refuse(shape, model, function, "it is a generator function")
@@ -162,14 +162,14 @@ class TemplateCache:
             return
         if template is not None:  # some of its values could not be laid out, or what it reads has just changed
             return
-        known = self._known.get(shape)
-        if known is None:
+        entry = self._entries.get(shape)
+        if entry is None:
             self._note(shape, _SEEN)
             read_source(type(model).unfold if before is None else type(model).unfold_chunk)  # as the engine starts
             return
         try:
-            if type(known) is Template and known.guard.holds():  # proved since this turn began
-                template = known
+            if type(entry) is Template and entry.guard.holds():  # proved since this turn began
+                template = entry
             else:
                 template = prove(model, types, self._cells, request, self._max_nodes, before, shape[3])
             difference = self._difference(template, leaves, unfolding)
@@ -182,7 +182,7 @@ class TemplateCache:
         else:
             if difference is not None:
                 self._give_up(model, function, f"{difference} was another for a request of the same shape")
-            elif template is not known:
+            elif template is not entry:
                 template.loops = dict(unfolding.loops)  # with the functions that end them, which do not ask
                 self._keep(shape, function, template)
 
@@ -226,10 +226,10 @@ class TemplateCache:
         self._enter(shape, function, template)
         shared.templates[shape] = template
 
-    def _adopted(self, shape: Key, function: int, known: str | None) -> Template | None:
+    def _adopted(self, shape: Key, function: int, entry: str | None) -> Template | None:
         """Return the template that another worker has proved for a shape, if there is one and this one refuses none."""
         template = self._shared.templates.get(shape)
-        if template is None or known is _REFUSED:
+        if template is None or entry is _REFUSED:
             return None
         self._enter(shape, function, template)
         return template
@@ -243,17 +243,17 @@ class TemplateCache:
         self._num_templates += 1
         self._num_nodes += template.num_nodes
         while self._num_templates > MAX_TEMPLATES or self._num_nodes > MAX_NODES:
-            oldest = next(key for key, one in self._known.items() if type(one) is Template)
+            oldest = next(key for key, one in self._entries.items() if type(one) is Template)
             self._forget(oldest)
 
     def _note(self, shape: Key, what: Template | str) -> None:
         self._forget(shape)
-        self._known[shape] = what
-        if len(self._known) > MAX_SHAPES:
-            self._forget(next(iter(self._known)))
+        self._entries[shape] = what
+        if len(self._entries) > MAX_SHAPES:
+            self._forget(next(iter(self._entries)))
 
     def _forget(self, shape: Key) -> None:
-        entry = self._known.pop(shape, None)
+        entry = self._entries.pop(shape, None)
         if type(entry) is Template:
             self._shared.templates.pop(shape, None)
             self._num_templates -= 1
@@ -274,5 +274,5 @@ class TemplateCache:
     def _give_up(self, model: Model, function: int, why: str) -> None:
         _log.debug("%s: every request is unfolded from now on: %s", type(model).__name__, why)
         self._without.add(function)
-        for shape in [shape for shape in self._known if shape[0] == function]:
+        for shape in [shape for shape in self._entries if shape[0] == function]:
             self._forget(shape)

@@ -94,7 +94,7 @@ class Template:
         graph = unfolding.graph
         self.graph = CellGraph(
             graph.first, graph.num_nodes, graph.blocks, graph.runs, [feed.host for feed in feeds], graph.fetches,
-            graph.plain, kept=graph.kept, shared=True, region=graph.region, keeps=graph.keeps,
+            graph.plain, kept_nodes=graph.kept_nodes, shared=True, region=graph.region, keeps=graph.keeps,
             memories=graph.memories,
         )  # fmt: skip
         self.num_nodes = graph.num_nodes
@@ -257,7 +257,7 @@ def differs(template: Template, recorded: Unfolding, values: list[Any]) -> str |
     if (one.first, one.num_nodes, one.plain) != (other.first, other.num_nodes, other.plain) or not (
         _same(one.blocks, other.blocks)
         and _same(one.runs, other.runs)
-        and _same(one.kept, other.kept)
+        and _same(one.kept_nodes, other.kept_nodes)
         and _same(one.memories, other.memories)
     ):
         return "the graph"

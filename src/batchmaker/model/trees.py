@@ -68,13 +68,13 @@ def _placed(
 def _states(scope: UnfoldingScope, leaves: Any, first: TreeCalls) -> list[SequenceArgument]:
     """Return the leaves as one sequence for each part of a state."""
     parts = leaves if type(leaves) is not StandIn and isinstance(leaves, tuple) else (leaves,)
-    cell_type = scope.types.known(first.cell)
+    cell_type = scope.types.type_of(first.cell)
     return [column(first.cell, part, cell_type, len(first.inputs) + k) for k, part in enumerate(parts)]
 
 
 def _part(scope: UnfoldingScope, part: TreeCalls, children: Ints, states: Sequence[SequenceArgument]) -> TreePart:
     cell, places = part.cell, part.places
-    cell_type: CellType | None = scope.types.known(cell)
+    cell_type: CellType | None = scope.types.type_of(cell)
     if not isinstance(places, slice):
         places = integers(cell, places, "places must be integers [num_nodes]")
     inputs = [column(cell, sequence, cell_type, port) for port, sequence in enumerate(part.inputs)]

@@ -257,7 +257,7 @@ class Unfolding:
             self.decided, self._scope.decisions = decisions.recorded(), None
         self.graph = self._recorder.take_last()
         if self.decided is not None:
-            self.graph.region, self.graph.keeps = self.decided.region, self.decided.kept
+            self.graph.region, self.graph.keeps = self.decided.region, self.decided.keeps
 
     @property
     def _name(self) -> str:

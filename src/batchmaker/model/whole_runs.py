@@ -7,13 +7,13 @@ from typing import Protocol, final
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.export import example_rows, flat_module
 from batchmaker.compile.row_trial import TrialRows
-from batchmaker.compile.whole_runs import WholeLengths, WholeRun, measured, prove_same, said_of
+from batchmaker.compile.whole_run_trial import WholeLengths, WholeRun, measured, prove_same, said_of
 from batchmaker.errors import ModelError, RowsError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues
 from batchmaker.graph.whole_runs import CONCURRENCIES, WholeForm
 from batchmaker.model.cell import Cell, copying, whole_run
-from batchmaker.model.scope import Given
+from batchmaker.model.scope import Arguments
 
 
 class Binds(Protocol):
@@ -22,11 +22,13 @@ class Binds(Protocol):
     bound: list[BoundCell]
     """By type."""
 
-    def known(self, cell: Cell) -> CellType | None: ...
+    def type_of(self, cell: Cell) -> CellType | None: ...
 
-    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = (), prefix: str = "") -> CellType: ...
+    def learn(
+        self, cell: Cell, inputs: tuple[ValueSpec, ...], arguments: Arguments = (), prefix: str = ""
+    ) -> CellType: ...
 
-    def trial_rows(self, given: Given, inputs: tuple[ValueSpec, ...], cell: Cell) -> TrialRows: ...
+    def trial_rows(self, arguments: Arguments, inputs: tuple[ValueSpec, ...], cell: Cell) -> TrialRows: ...
 
 
 @final
@@ -38,7 +40,7 @@ class WholeRuns:
 
     def __init__(self, registry: Binds, only_steps: str) -> None:
         self._registry, self.only_steps = registry, only_steps
-        self._known: dict[tuple[Cell, TypeId], WholeForm | ModelError] = {}
+        self._forms: dict[tuple[Cell, TypeId], WholeForm | ModelError] = {}
         self._notes: dict[TypeId, dict[str, None]] = {}
         self._types: set[TypeId] = set()
         self.depend_on_concurrency = False
@@ -51,37 +53,39 @@ class WholeRuns:
         """Whether the nodes of a type are whole runs."""
         return type_id in self._types
 
-    def found(self, cell: Cell, known: CellType) -> WholeForm | None:
+    def form_of(self, cell: Cell, cell_type: CellType) -> WholeForm | None:
         """Return the second form of these runs if it is known. Raises the error of a form that was refused."""
-        form = self._known.get((cell, known.type_id))
+        form = self._forms.get((cell, cell_type.type_id))
         if isinstance(form, ModelError):
             raise form
         return form
 
-    def make(self, cell: Cell, known: CellType, given: Given, columns: int, prefix: str) -> WholeForm | None:
+    def make(
+        self, cell: Cell, cell_type: CellType, arguments: Arguments, columns: int, prefix: str
+    ) -> WholeForm | None:
         """Bind, prove and time the second form of these runs; None if none is to be used. See CellTypes.whole_form."""
         if self.only_steps:
-            self._note(known, f"whole= is not used: {self.only_steps}")
+            self._note(cell_type, f"whole= is not used: {self.only_steps}")
             return None
         try:
-            form = self._known[cell, known.type_id] = self._made(cell, known, given, columns, prefix)
+            form = self._forms[cell, cell_type.type_id] = self._made(cell, cell_type, arguments, columns, prefix)
         except ModelError as error:  # the same for every later run
-            self._known[cell, known.type_id] = error
+            self._forms[cell, cell_type.type_id] = error
             raise
         return form
 
-    def _made(self, cell: Cell, known: CellType, given: Given, columns: int, prefix: str) -> WholeForm:
-        registry, inputs = self._registry, known.inputs
+    def _made(self, cell: Cell, cell_type: CellType, arguments: Arguments, columns: int, prefix: str) -> WholeForm:
+        registry, inputs = self._registry, cell_type.inputs
         steps, state = inputs[:columns], inputs[columns:]
-        given = (*given, *[None] * (len(inputs) - len(given)))
+        arguments = (*arguments, *[None] * (len(inputs) - len(arguments)))
         twin = whole_run(cell, columns)
         module = flat_module(twin.module)
         assert isinstance(module, WholeRun)
-        trial = registry.trial_rows(given, inputs, cell)
-        name = prefix + (cell.name or known.name)
+        trial = registry.trial_rows(arguments, inputs, cell)
+        name = prefix + (cell.name or cell_type.name)
         prove_same(flat_module(cell.module_for(inputs)), module, inputs, trial, name)
         try:
-            whole = registry.learn(twin, (*steps, *steps, *state), (*given[:columns], *given), prefix)
+            whole = registry.learn(twin, (*steps, *steps, *state), (*arguments[:columns], *arguments), prefix)
         except RowsError as error:
             raise RowsError(
                 f"cell {name!r}: what whole= returns depends on rows after the number of a run's steps, or on the "
@@ -89,16 +93,16 @@ class WholeRuns:
                 "torch.where(step < number[:, None], new, old)"
             ) from error
         copies = copying(steps)
-        copy = registry.known(copies) or registry.learn(copies, steps, given[:columns], prefix)
+        copy = registry.type_of(copies) or registry.learn(copies, steps, arguments[:columns], prefix)
         self._types.add(whole.type_id)
         if cell.whole_from is not None:
             lengths = WholeLengths(
                 (cell.whole_from,) * len(CONCURRENCIES), f"as whole_from says, {said_of((cell.whole_from,))}"
             )
         else:
-            split = registry.bound[known.type_id].split(columns)
+            split = registry.bound[cell_type.type_id].split(columns)
             lengths = measured(split, registry.bound[whole.type_id], cell.max_batch)
-        self._note(known, lengths.said)
+        self._note(cell_type, lengths.said)
         self.depend_on_concurrency |= len(set(lengths.least)) > 1
         return WholeForm(copy, whole, lengths.least, tuple(map(_zero, state)))
 

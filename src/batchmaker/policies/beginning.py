@@ -215,8 +215,8 @@ def _num_of_model(
     if len(candidates) == first:
         return first
     slots = np.concatenate((in_flight, candidates))
-    left = run_steps_left(slots, requests.left, requests.done, requests.width, requests.is_open, tables.lengths)
-    num, num_types = left.shape
+    steps = run_steps_left(slots, requests.left, requests.done, requests.width, requests.is_open, tables.lengths)
+    num, num_types = steps.shape
     rows, due_s, is_alike = np.empty((num, num_types)), np.empty(num), True
     for i in range(num):
         due_s[i] = requests.deadline_s[slots[i]] - now_s
@@ -224,7 +224,7 @@ def _num_of_model(
             rows[i, type_id] = requests.width[slots[i], type_id]
             is_alike = is_alike and rows[i, type_id] == 1.0
     width = np.empty((0, 0)) if is_alike else rows
-    return first + num_beginning(left, width, present, seconds, due_s, num_waiting - first)
+    return first + num_beginning(steps, width, present, seconds, due_s, num_waiting - first)
 
 
 @compiled
@@ -238,7 +238,7 @@ def _is_tried(length: int) -> bool:
 
 @compiled
 def num_beginning(
-    left: Ints, width: Floats, num_in_flight: int, seconds: Floats, deadline_s: Floats, num_waiting: int
+    steps: Ints, width: Floats, num_in_flight: int, seconds: Floats, deadline_s: Floats, num_waiting: int
 ) -> int:
     """Return how many of the candidates begin: of the prefixes that are worth it, the best one.
 
@@ -248,18 +248,18 @@ def num_beginning(
     of these the one with the fewest late, then the smallest sum of finish times. Candidates behind a prefix begin
     together when those before them are done.
 
-    left, width, num_in_flight, seconds, deadline_s: see `num_joining`. num_waiting: requests in line, candidates
+    steps, width, num_in_flight, seconds, deadline_s: see `num_joining`. num_waiting: requests in line, candidates
     included. Prefixes of 0, 1, 2, 3, 4, 6, 8, 12, 16, ... are tried, and the longest.
     """
-    num, num_types = left.shape
+    num, num_types = steps.shape
     num_candidates = num - num_in_flight
-    last = last_types(left)
-    rows, leaving, done_s, drain_s, apart_s = drained(left, width, num_in_flight, seconds, last)  # then the prefix too
+    last = last_types(steps)
+    rows, leaving, done_s, drain_s, apart_s = drained(steps, width, num_in_flight, seconds, last)  # then the prefix too
     own_rows, own_leaving, own_done_s = np.zeros(num_types), np.zeros_like(leaving), np.zeros_like(leaving)  # it alone
     rest_rows, rest_leaving, rest_done_s = np.zeros(num_types), np.zeros_like(leaving), np.zeros_like(leaving)  # others
     for request in range(num_in_flight, num):
-        enter(rows, leaving, left, width, request, 1.0)
-        enter(own_rows, own_leaving, left, width, request, 1.0)
+        enter(rows, leaving, steps, width, request, 1.0)
+        enter(own_rows, own_leaving, steps, width, request, 1.0)
     best, fewest_late, least_s, by_s = -1, 0, 0.0, 0.0
     for beginning in range(num_candidates, -1, -1):
         if beginning == num_candidates or _is_tried(beginning):
@@ -271,7 +271,7 @@ def num_beginning(
             sum_s = (num_waiting - num_candidates) * all_s
             for request in range(num):
                 type_id = last[request]
-                count = left[request, type_id]
+                count = steps[request, type_id]
                 if request < num_in_flight + beginning:
                     finish_s = done_s[type_id, count]
                     if request >= num_in_flight:
@@ -292,7 +292,7 @@ def num_beginning(
                     best, fewest_late, least_s = beginning, num_late, sum_s
         if beginning > 0:
             request = num_in_flight + beginning - 1
-            enter(rows, leaving, left, width, request, -1.0)
-            enter(own_rows, own_leaving, left, width, request, -1.0)
-            enter(rest_rows, rest_leaving, left, width, request, 1.0)
+            enter(rows, leaving, steps, width, request, -1.0)
+            enter(own_rows, own_leaving, steps, width, request, -1.0)
+            enter(rest_rows, rest_leaving, steps, width, request, 1.0)
     return best

@@ -126,7 +126,7 @@ class StepsLeft:
         ]
         self._predictions = None
 
-    def left(self, table: RequestTable, slots: Ints) -> Ints:
+    def remaining(self, table: RequestTable, slots: Ints) -> Ints:
         """Return the remaining steps of each type for these requests: [slots, types]."""
         return steps_left(slots, table.left, table.done, table.width, table.open, self.predictions())
 
@@ -155,7 +155,7 @@ class StepsLeft:
 
     def whole(self, table: RequestTable, slots: Ints) -> Ints:
         """Return all steps of each type for these requests, done ones included: [slots, types]."""
-        return self.left(table, slots) + np.ceil(table.done[slots] / table.width[slots] - 1e-9).astype(np.int64)
+        return self.remaining(table, slots) + np.ceil(table.done[slots] / table.width[slots] - 1e-9).astype(np.int64)
 
     def requests_finished(self, table: RequestTable, slots: Sequence[int]) -> None:
         """Learn the lengths of these requests' runs."""

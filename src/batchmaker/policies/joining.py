@@ -87,32 +87,32 @@ def _longest(steps: Ints) -> int:
 
 
 @compiled
-def last_types(left: Ints) -> Ints:
+def last_types(steps: Ints) -> Ints:
     """Return the last type with steps left of each request: [requests]; 0 without any, and its step 0 takes no time."""
-    last = np.zeros(len(left), np.int64)
-    for request in range(len(left)):
-        for type_id in range(left.shape[1]):
-            if left[request, type_id] > 0:
+    last = np.zeros(len(steps), np.int64)
+    for request in range(len(steps)):
+        for type_id in range(steps.shape[1]):
+            if steps[request, type_id] > 0:
                 last[request] = type_id
     return last
 
 
 @compiled
 def drained(
-    left: Ints, width: Floats, num_in_flight: int, seconds: Floats, last: Ints
+    steps: Ints, width: Floats, num_in_flight: int, seconds: Floats, last: Ints
 ) -> tuple[Floats, Floats, Floats, float, Floats]:
     """Walk with the requests in flight alone.
 
     Returns the rows, leaving and done_s of this walk (see `enter`, `walk`), its end, and [requests] when each of
     those in flight is done; 0 of the candidates.
     """
-    rows, leaving = np.zeros(left.shape[1]), np.zeros((left.shape[1], _longest(left) + 1))
-    done_s, apart_s = np.zeros_like(leaving), np.zeros(len(left))
+    rows, leaving = np.zeros(steps.shape[1]), np.zeros((steps.shape[1], _longest(steps) + 1))
+    done_s, apart_s = np.zeros_like(leaving), np.zeros(len(steps))
     for request in range(num_in_flight):
-        enter(rows, leaving, left, width, request, 1.0)
+        enter(rows, leaving, steps, width, request, 1.0)
     drain_s = walk(rows, leaving, done_s, seconds)
     for request in range(num_in_flight):
-        apart_s[request] = done_s[last[request], left[request, last[request]]]
+        apart_s[request] = done_s[last[request], steps[request, last[request]]]
     return rows, leaving, done_s, drain_s, apart_s
 
 
@@ -152,7 +152,7 @@ def _equation_two(
 
 @compiled
 def num_joining(
-    left: Ints,
+    steps: Ints,
     width: Floats,
     whole: Ints,
     num_in_flight: int,
@@ -163,13 +163,13 @@ def num_joining(
 ) -> int:
     """Return how many of the candidates join: the longest prefix that the slack test and the benefit test allow.
 
-    - left, whole: [requests, types] remaining steps, and all steps; first the requests in flight, at least one, in the
+    - steps, whole: [requests, types] remaining steps, and all steps; first the requests in flight, at least one, in the
       order in which they began, then the candidates. whole: NO_STEPS unless the test is Equation 2.
     - width: [requests, types] rows of a request in a step, or ALIKE.
     - seconds: [types, max_batch + 1] of a step. A larger batch takes whole calls of max_batch, and one for the rest.
     - deadline_s: [requests] from now. slack_s: [requests] deadline minus the end of the time in line.
     """
-    num_candidates = len(left) - num_in_flight
+    num_candidates = len(steps) - num_in_flight
     allowed = np.ones(num_candidates + 1, np.bool_)
     if rules.slack == OLDEST or rules.slack == LITERAL:
         allowed = _equation_two(whole, width, num_in_flight, seconds, slack_s, rules)
@@ -178,12 +178,12 @@ def num_joining(
             if allowed[joining]:
                 return joining
         return 0
-    return _longest_prefix(left, width, num_in_flight, seconds, deadline_s, allowed, rules)
+    return _longest_prefix(steps, width, num_in_flight, seconds, deadline_s, allowed, rules)
 
 
 @compiled
 def _longest_prefix(
-    left: Ints,
+    steps: Ints,
     width: Floats,
     num_in_flight: int,
     seconds: Floats,
@@ -195,14 +195,14 @@ def _longest_prefix(
 
     Compared are two futures of a prefix: it joins now, or it starts when all in flight are done.
     """
-    num, num_types = left.shape
+    num, num_types = steps.shape
     replayed, veto, benefit = rules.slack == REPLAY, rules.veto, rules.benefit
-    last = last_types(left)
-    rows, leaving, done_s, drain_s, apart_s = drained(left, width, num_in_flight, seconds, last)
+    last = last_types(steps)
+    rows, leaving, done_s, drain_s, apart_s = drained(steps, width, num_in_flight, seconds, last)
     after_rows, after_leaving, after_done_s = np.zeros(num_types), np.zeros_like(leaving), np.zeros_like(leaving)
     for request in range(num_in_flight, num):
-        enter(rows, leaving, left, width, request, 1.0)
-        enter(after_rows, after_leaving, left, width, request, 1.0)
+        enter(rows, leaving, steps, width, request, 1.0)
+        enter(after_rows, after_leaving, steps, width, request, 1.0)
     for present in range(num, num_in_flight, -1):
         if allowed[present - num_in_flight]:
             walk(rows, leaving, done_s, seconds)
@@ -210,15 +210,15 @@ def _longest_prefix(
             fits, gained_s = True, 0.0
             for request in range(present):
                 type_id = last[request]
-                joined_s = done_s[type_id, left[request, type_id]]
+                joined_s = done_s[type_id, steps[request, type_id]]
                 if request >= num_in_flight:
-                    apart_s[request] = drain_s + after_done_s[type_id, left[request, type_id]]
+                    apart_s[request] = drain_s + after_done_s[type_id, steps[request, type_id]]
                 if replayed and joined_s > deadline_s[request] and (veto or apart_s[request] <= deadline_s[request]):
                     fits = False
                     break
                 gained_s += apart_s[request] - joined_s
             if fits and (not benefit or gained_s >= 0.0):
                 return present - num_in_flight
-        enter(rows, leaving, left, width, present - 1, -1.0)
-        enter(after_rows, after_leaving, left, width, present - 1, -1.0)
+        enter(rows, leaving, steps, width, present - 1, -1.0)
+        enter(after_rows, after_leaving, steps, width, present - 1, -1.0)
     return 0

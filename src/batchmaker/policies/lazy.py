@@ -189,7 +189,7 @@ class LazyPolicy(CellPolicy):
 
     def _hopeless(self, view: ReadyView, slots: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         table = view.requests
-        alone_s = self.times.replay.alone(self.steps_left.left(table, slots))
+        alone_s = self.times.replay.alone(self.steps_left.remaining(table, slots))
         late: np.ndarray[tuple[int], np.dtype[np.bool_]] = view.now_s + alone_s > table.deadline_s[slots]
         return late
 

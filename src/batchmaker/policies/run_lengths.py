@@ -169,7 +169,7 @@ class RunLengths:
                 self._predicted[column[name]] = _Predicted(profile, source, is_predicted=True)
         self._tabulate()
 
-    def left(self, table: RequestTable, slots: Ints) -> Ints:
+    def remaining(self, table: RequestTable, slots: Ints) -> Ints:
         """Return the remaining steps of each type for these requests: [slots, types]."""
         return run_steps_left(slots, table.left, table.done, table.width, table.open, self.expected)
 

@@ -99,12 +99,12 @@ def _count_finishing(in_flight: Ints, requests: RequestColumns, now_s: float, un
 
 
 @compiled
-def most_answered_rps(left: Ints, width: Floats, seconds: Floats) -> float:
+def most_answered_rps(steps: Ints, width: Floats, seconds: Floats) -> float:
     """Return how many of these requests are answered per second at the best moment, if they alone go on (Smith's rule).
 
-    left, width, seconds: see `num_joining`.
+    steps, width, seconds: see `num_joining`.
     """
-    finish_s = np.sort(drained(left, width, len(left), seconds, last_types(left))[4])
+    finish_s = np.sort(drained(steps, width, len(steps), seconds, last_types(steps))[4])
     most = 0.0
     for i in range(len(finish_s)):
         most = max(most, (i + 1) / max(finish_s[i], NOTHING_S))
@@ -122,8 +122,8 @@ def value_models(in_flight: Ints, requests: RequestColumns, tables: AutoTables, 
         mine = models == model
         timely = mine & ~hopeless
         counted = in_flight[timely if timely.any() else mine]
-        left = run_steps_left(counted, requests.left, requests.done, requests.width, requests.is_open, tables.lengths)
-        rps = most_answered_rps(left, requests.width[counted], seconds)
+        steps = run_steps_left(counted, requests.left, requests.done, requests.width, requests.is_open, tables.lengths)
+        rps = most_answered_rps(steps, requests.width[counted], seconds)
         tables.worth[model] = rps if timely.any() or rps == 0.0 else -1.0 / rps
 
 

@@ -18,7 +18,7 @@ from batchmaker.compile.export import flat_module, torch_dtype
 from batchmaker.compile.opaque import Opaque
 from batchmaker.compile.programs import AnyProgram, EvaluatedProgram, Programs, ReadProgram
 from batchmaker.compile.row_trial import TrialRows
-from batchmaker.compile.whole_runs import WholeRun, prove_same
+from batchmaker.compile.whole_run_trial import WholeRun, prove_same
 from batchmaker.errors import BatchmakerError, ModelError, SavedModelError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.model.cell import DEFAULT_MAX_SHAPES, Cell

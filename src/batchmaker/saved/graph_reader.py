@@ -226,20 +226,20 @@ def _by_schema(target: torch._ops.OpOverload, inputs: dict[str, tuple[Any, int |
     """Return positional and named arguments, as torch's reader puts them."""
     arguments: list[Any] = []
     named: dict[str, Any] = {}
-    left = dict(inputs)
+    rest = dict(inputs)
     for parameter in target._schema.arguments:
-        if parameter.name not in left:
+        if parameter.name not in rest:
             if not parameter.has_default_value() and not parameter.kwarg_only:
                 raise UnknownGraphError(f"no {parameter.name} for {target}")
             continue
-        value, kind = left.pop(parameter.name)
+        value, kind = rest.pop(parameter.name)
         if kind == _POSITIONAL:
             arguments.append(value)
         elif kind == _KEYWORD and not keyword.iskeyword(parameter.name):
             named[parameter.name] = value
         else:
             raise UnknownGraphError(f"an argument {parameter.name} that is neither positional nor named")
-    if left:
+    if rest:
         raise UnknownGraphError(f"arguments that {target} does not have")
     return tuple(arguments), named
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, final
 
 from batchmaker.errors import OptionError, unknown_name
 from batchmaker.model.model import Model
-from batchmaker.saved import load, model_files, saved_files
+from batchmaker.saved import load, python_file, saved_files
 
 
 @final
@@ -94,7 +94,7 @@ class ModelFile:
 
     def scan(self) -> Mapping[str, Versions]:
         stamp = (*_stamp(self.path), *sorted(self.options.items()))
-        return {self.name: {"1": Version(lambda: model_files.build(self.path, self.options), stamp)}}
+        return {self.name: {"1": Version(lambda: python_file.build(self.path, self.options), stamp)}}
 
 
 def _zoo() -> Any:

@@ -22,8 +22,8 @@ from batchmaker.graph.cell_graph import Work
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.values import HostValues
 from batchmaker.lab.simulator.costs import StepCosts, step_costs
-from batchmaker.lab.simulator.driver import Computed
 from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulation import Computed
 from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Records, SimulatedModel, SimulatedRequest
 from batchmaker.policies import AutoPolicy, make, run_lengths
@@ -228,7 +228,7 @@ def test_a_loop_of_a_type_that_came_after_the_request_began_is_learnt_from_when_
     policy.requests_finished(view, [0])
     table.add_work(0, Work(np.full(1, 2), np.full(1, 40), np.full(1, 40)))
     table.done[0, 2] = 0
-    assert lengths_of(policy).left(table, np.array([0]))[0, 2] == 3
+    assert lengths_of(policy).remaining(table, np.array([0]))[0, 2] == 3
 
 
 def test_a_late_request_keeps_its_place_before_those_of_lower_priority() -> None:

@@ -14,8 +14,8 @@ from simulated_models import CHAIN, PAIR, chain, costs, offered, pair, random_ar
 
 from batchmaker.errors import InvariantError, OptionError
 from batchmaker.lab.simulator.costs import StepCosts
-from batchmaker.lab.simulator.driver import Computed
 from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulation import Computed
 from batchmaker.lab.simulator.workload import GIVEN_UP, REFUSED, Offered, Records
 from batchmaker.policies.base import Admission, CellPolicy
 from batchmaker.policies.cellular import CellularPolicy

@@ -17,7 +17,7 @@ from batchmaker.cost.profile import CostProfile, Overhead, PredictedLength, Prof
 from batchmaker.engine.setup import wants_costs
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.values import HostValues
-from batchmaker.lab.simulator.cells import CellSimulation
+from batchmaker.lab.simulator.cell_simulation import CellSimulation
 from batchmaker.lab.simulator.compiled_cells import CompiledCells, compiled_cells
 from batchmaker.lab.simulator.costs import SimulatedDevice, StepCosts
 from batchmaker.lab.simulator.together import Together

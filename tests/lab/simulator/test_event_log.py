@@ -15,7 +15,7 @@ from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import DataError, InvariantError, OptionError
 from batchmaker.lab import zoo
-from batchmaker.lab.simulator.cells import CellSimulation
+from batchmaker.lab.simulator.cell_simulation import CellSimulation
 from batchmaker.lab.simulator.costs import SimulatedDevice
 from batchmaker.lab.simulator.replay import EventLog, SchedulerOptions, Turn, check_replay
 from batchmaker.lab.simulator.workload import Offered

@@ -103,7 +103,7 @@ def _cells(
     for network in built:
         registry = bound_registry(network)
         for attribute, cell in network.cells.items():
-            cell_type = registry.known(cell)
+            cell_type = registry.type_of(cell)
             if cell_type is not None and name in (None, attribute):
                 cells.append((cell, cell_type.inputs, attribute))
     return cells

@@ -12,13 +12,13 @@ Demands = tuple[int, ...]
 
 @dataclass(slots=True)
 class Trials:
-    """Tests whether demands can be met together. left: remaining trials, below 0 if more were needed."""
+    """Tests whether demands can be met together. num_left: remaining trials, below 0 if more were needed."""
 
     can_be_met: Callable[[Demands], bool]
-    left: int
+    num_left: int
 
     def __call__(self, demands: Demands) -> bool:
-        self.left -= 1
+        self.num_left -= 1
         return self.can_be_met(demands)
 
 
@@ -52,8 +52,8 @@ def _exact(weights: Sequence[float], trials: Trials) -> Demands | None:
     conflicts: list[Demands] = []
     waiting: list[tuple[float, Demands]] = [(0.0, ())]
     seen: set[Demands] = {()}
-    steps = 100 * trials.left
-    while trials.left > 0 and steps > 0:
+    steps = 100 * trials.num_left
+    while trials.num_left > 0 and steps > 0:
         steps -= 1
         lost_weight, lost = heapq.heappop(waiting)
         conflict = next((conflict for conflict in conflicts if not set(conflict) & set(lost)), None)

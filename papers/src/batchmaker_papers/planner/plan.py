@@ -160,8 +160,8 @@ def _regrouped(gates: TracedCell, apart: bool) -> TracedCell:
 def _note(way: Way) -> str:
     chosen = way.batched
     assert chosen is not None
-    left = _left_alone(chosen)
-    rest = f"; left as they are: {left}" if left else ""
+    alone = _left_alone(chosen)
+    rest = f"; left as they are: {alone}" if alone else ""
     if way.fused:
         calls = computing(way.lowered())
         passes = sum(isinstance(node.target, Pass) for node in calls)

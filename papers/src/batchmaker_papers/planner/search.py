@@ -60,34 +60,34 @@ class _Search:
         self._same = _ancestors_of_its_type(self._types, self._sources)
         self._height: list[int] = (nodes.turned.own_depths[::-1] + 1).tolist()
 
-    def visit(self, left: int, batches: list[tuple[int, ...]]) -> None:
-        """Try to run the nodes in `left` in fewer batches than the best known result; `batches` have already run."""
-        if not left:
+    def visit(self, rest: int, batches: list[tuple[int, ...]]) -> None:
+        """Try to run the nodes in `rest` in fewer batches than the best known result; `batches` have already run."""
+        if not rest:
             self.best = list(batches)
             return
-        if self._seen.get(left, len(batches) + 1) <= len(batches) or self.states_left <= 0:
+        if self._seen.get(rest, len(batches) + 1) <= len(batches) or self.states_left <= 0:
             return
-        self._seen[left] = len(batches)
+        self._seen[rest] = len(batches)
         self.states_left -= 1
-        ready, independent, heights = self._look(left)
+        ready, independent, heights = self._look(rest)
         if len(batches) + sum(heights.values()) >= len(self.best):
             return
         sure = [kind for kind, nodes in ready.items() if len(nodes) == independent[kind]]
         for kind in sure[:1] or sorted(ready, key=lambda kind: len(ready[kind]) / independent[kind], reverse=True):
-            self.visit(left & ~_bits(ready[kind]), [*batches, tuple(ready[kind])])
+            self.visit(rest & ~_bits(ready[kind]), [*batches, tuple(ready[kind])])
 
-    def _look(self, left: int) -> tuple[dict[int, list[int]], dict[int, int], dict[int, int]]:
+    def _look(self, rest: int) -> tuple[dict[int, list[int]], dict[int, int], dict[int, int]]:
         """Return by type: the ready nodes, the number of independent nodes, the most on any path through the rest."""
         ready: dict[int, list[int]] = {}
         independent: dict[int, int] = {}
         heights: dict[int, int] = {}
         for node, kind in enumerate(self._types):
-            if not left >> node & 1:
+            if not rest >> node & 1:
                 continue
             heights[kind] = max(heights.get(kind, 0), self._height[node])
-            if not self._same[node] & left:
+            if not self._same[node] & rest:
                 independent[kind] = independent.get(kind, 0) + 1
-            if not self._sources[node] & left:
+            if not self._sources[node] & rest:
                 ready.setdefault(kind, []).append(node)
         return ready, independent, heights
 

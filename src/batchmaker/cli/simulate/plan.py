@@ -15,7 +15,7 @@ from batchmaker.cli.simulate.study import Result, Study, jobs_of, play_all
 from batchmaker.cli.simulate.workload import SimulatedArrivals, SimulatedWorkload
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
-from batchmaker.lab.simulator.graphs import PaddedCost
+from batchmaker.lab.simulator.graph_simulation import PaddedCost
 from batchmaker.lab.simulator.run import SimulatedDevice
 from batchmaker.lab.zoo.blueprint import Blueprint
 

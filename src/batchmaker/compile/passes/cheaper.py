@@ -78,8 +78,8 @@ def _doubled_by(cell: TracedCell, node: Any) -> list[fx.Node] | None:
         first, second = (_doubled_by(cell, argument) for argument in node.args[:2])
         return None if first is None or second is None or first == second else [*first, *second]
     if node.target is _aten.mul.Tensor:
-        found = (_doubled_by(cell, argument) for argument in node.args[:2])
-        return next((layers for layers in found if layers is not None), None)
+        candidates = (_doubled_by(cell, argument) for argument in node.args[:2])
+        return next((layers for layers in candidates if layers is not None), None)
     return None
 
 

@@ -71,12 +71,12 @@ def can_fuse(cell: TracedCell) -> bool:
 def _passes(cell: TracedCell, fewest_saved: int) -> list[list[fx.Node]]:
     """Return the operations of each pass, in graph order."""
     stages = _stages(cell)
-    found: dict[_Stage, list[fx.Node]] = {}
+    passes: dict[_Stage, list[fx.Node]] = {}
     for node in cell.graph.nodes:
         if _can_be_fused(cell, node):
             stage = (stages[node], width_of(node) or 0, str(shape_of(node)[0]), node.meta["val"].dtype)
-            found.setdefault(stage, []).append(node)
-    return [nodes for nodes in found.values() if _calls_saved(nodes) >= fewest_saved]
+            passes.setdefault(stage, []).append(node)
+    return [nodes for nodes in passes.values() if _calls_saved(nodes) >= fewest_saved]
 
 
 def _calls_saved(nodes: Sequence[fx.Node]) -> int:

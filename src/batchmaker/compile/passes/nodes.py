@@ -90,11 +90,11 @@ def put_together(nodes: Sequence[fx.Node]) -> list[fx.Node]:
         if source is not node:
             slices.setdefault(source, {})[place[0], place[1]] = node
     whole: dict[fx.Node, fx.Node] = {}
-    for source, found in slices.items():
-        places = sorted(found)
+    for source, by_place in slices.items():
+        places = sorted(by_place)
         ends = [0, *(stop for _, stop in places)]
         if ends[-1] == width_of(source) and all(start == end for (start, _), end in zip(places, ends, strict=False)):
-            whole |= dict.fromkeys(found.values(), source)
+            whole |= dict.fromkeys(by_place.values(), source)
     return list(dict.fromkeys(whole.get(node, node) for node in nodes))
 
 

@@ -59,8 +59,8 @@ class _StepWriter:
         gates = self._total(step)
         i, f, o, g = (self._gate(gates, index) for index in range(4))
         i, f, o = (self._call(_aten.sigmoid.default, gate) for gate in (i, f, o))
-        kept = self._call(_aten.mul.Tensor, f, self.c)
-        c = self._call(_aten.add.Tensor, kept, self._call(_aten.mul.Tensor, i, self._tanh_of_half(g)))
+        carry = self._call(_aten.mul.Tensor, f, self.c)
+        c = self._call(_aten.add.Tensor, carry, self._call(_aten.mul.Tensor, i, self._tanh_of_half(g)))
         return self._call(_aten.mul.Tensor, o, self._call(_aten.tanh.default, c)), c
 
     def _gru(self, step: GRUStep) -> fx.Node:

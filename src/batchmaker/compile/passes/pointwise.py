@@ -61,10 +61,10 @@ class Pass:
         results: Sequence[_Slot],
         instructions: Sequence[_Instruction],
     ) -> None:
-        given = [slot for slot in slots if slot.argument is not None]
+        inputs = [slot for slot in slots if slot.argument is not None]
         rows = [slot for slot in slots if slot.row is not None]
         numbers, self.num_registers = _registers(instructions, results)
-        place = {slot: index for index, slot in enumerate((*given, *rows, *results, *numbers))}
+        place = {slot: index for index, slot in enumerate((*inputs, *rows, *results, *numbers))}
         self.width = width
         self._dtype = dtype
         self._program = np.array(
@@ -75,10 +75,10 @@ class Pass:
             np.int64,
         )
         self._results = len(results)
-        self._like = next((slot.argument for slot in given if slot.argument_width == width), None)
+        self._like = next((slot.argument for slot in inputs if slot.argument_width == width), None)
         self._constants = [slot.row for slot in rows if slot.row is not None]
-        arguments = 1 + max((slot.argument or 0 for slot in given), default=-1)
-        widths = {slot.argument: slot.argument_width for slot in given}
+        arguments = 1 + max((slot.argument or 0 for slot in inputs), default=-1)
+        widths = {slot.argument: slot.argument_width for slot in inputs}
         self._widths = [widths.get(number) or None for number in range(arguments)]
         first = arguments + len(results)  # the order of bases: arguments, results, zero for constants, registers
         block = min(width, machine.BLOCK) * 4
@@ -86,7 +86,7 @@ class Pass:
             [
                 *(
                     [slot.argument, slot.num_bytes * slot.column, slot.num_bytes * slot.argument_width, slot.num_bytes]
-                    for slot in given
+                    for slot in inputs
                 ),
                 *([first, row.data_ptr(), 0, 4] for row in self._constants),
                 *([arguments + index, 0, slot.num_bytes * width, slot.num_bytes] for index, slot in enumerate(results)),
@@ -140,12 +140,12 @@ def _registers(instructions: Sequence[_Instruction], results: Sequence[_Slot]) -
     reads.
     """
     last = {slot: index for index, each in enumerate(instructions) for slot in each.operands}
-    kept = set(results)
+    final = set(results)
     numbers: dict[_Slot, int] = {}
     free: list[int] = []
     count = 0
     for index, each in enumerate(instructions):
-        if each.result not in kept:
+        if each.result not in final:
             if not free:
                 free.append(count)
                 count += 1
@@ -179,8 +179,8 @@ class Assembler:
 
     def operation(self, node: fx.Node) -> None:
         """Append a node's operation. Its operands must be known."""
-        given = [self._operand(argument) for argument in node.args]
-        self._slots[node] = _WRITERS[node.target](self, given, node)
+        operands = [self._operand(argument) for argument in node.args]
+        self._slots[node] = _WRITERS[node.target](self, operands, node)
 
     def finished(self, results: Sequence[fx.Node]) -> Pass:
         """Return the program. results: the nodes whose values it returns."""
@@ -251,14 +251,14 @@ def can_be_assembled(node: fx.Node) -> bool:
 
 
 def _plain(code: int) -> Writer:
-    return lambda assembler, given, _: assembler.write(code, *given)
+    return lambda assembler, operands, _: assembler.write(code, *operands)
 
 
 def _sum(code: int) -> Writer:
     """Return a writer of a + alpha b or a - alpha b."""
 
-    def write(assembler: Assembler, given: Sequence[_Slot], node: fx.Node) -> _Slot:
-        a, b = given
+    def write(assembler: Assembler, operands: Sequence[_Slot], node: fx.Node) -> _Slot:
+        a, b = operands
         alpha: Any = node.kwargs.get("alpha", 1)
         return assembler.write(code, a, b if alpha == 1 else assembler.write(machine.MUL, b, assembler.number(alpha)))
 

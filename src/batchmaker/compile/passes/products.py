@@ -185,11 +185,11 @@ def _one_dtype(nodes: Sequence[fx.Node]) -> bool:
 
 
 def _total_bias(cell: TracedCell, *layers: fx.Node) -> fx.Node | None:
-    known = [bias for _, bias in (parameters(cell, layer) for layer in layers) if bias is not None]
-    if not known:
+    biases = [bias for _, bias in (parameters(cell, layer) for layer in layers) if bias is not None]
+    if not biases:
         return None
-    total = torch.stack([bias.to(torch.promote_types(bias.dtype, torch.float32)) for bias in known]).sum(0)
-    return cell.constant(total.to(known[0].dtype))
+    total = torch.stack([bias.to(torch.promote_types(bias.dtype, torch.float32)) for bias in biases]).sum(0)
+    return cell.constant(total.to(biases[0].dtype))
 
 
 def _concatenation(cell: TracedCell, parts: Sequence[fx.Node]) -> fx.Node:

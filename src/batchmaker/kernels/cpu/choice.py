@@ -79,8 +79,8 @@ def choose_greedy(
         looped, stepped = least_s([_greedy(loop, n, num_steps), step(n)])
         faster[n] = looped / max(num_steps * stepped, 1e-9)
     sizes = sorted(faster)
-    found: NDArray[np.bool_] = np.interp(np.arange(batch_sizes[-1] + 1), sizes, [faster[n] for n in sizes]) < 1
-    return found
+    is_faster: NDArray[np.bool_] = np.interp(np.arange(batch_sizes[-1] + 1), sizes, [faster[n] for n in sizes]) < 1
+    return is_faster
 
 
 def _greedy(loop: GreedyLoop, n: int, num_steps: int) -> Callable[[], Any]:

@@ -21,7 +21,7 @@ TOKEN: Final = 2
 
 
 class LoopEnds(Protocol):
-    """The ends of loops, by node and by test: see `batchmaker.engine.stop_tests.StopTests`. `ended` is written."""
+    """The ends of loops, by node and by test: see `batchmaker.engine.loops.StopTests`. `ended` is written."""
 
     test_of: Ints
     last: Ints
@@ -91,7 +91,7 @@ class GreedyLoop:
         copies = room.copies_of(task, self.outputs)
         scores = self._rooms.pop() if self._rooms else aligned_zeros((BLOCK, len(self._bias)), np.float32)
         of, rows, h, c, token = task.move_tables, task.move_rows, self._h, self._c, self._token
-        found: LoopEnds = _NoEnds() if ends is None else ends
+        loops: LoopEnds = _NoEnds() if ends is None else ends
         done = run_greedy(
             recurrent.kind, (task.ends, task.used, task.lanes), nodes, self._table,
             (task.state[h], task.state[c], task.state[token]), task.tables,
@@ -99,7 +99,7 @@ class GreedyLoop:
             (task.keep_at, task.keep_rows, task.keep_tables, self._parts), copies,
             (recurrent.products.w, recurrent.bias, recurrent.products.addresses, recurrent.plan.ways), room.gates,
             (products.w, self._bias, products.addresses, products.ways[-1], scores), room.tokens_of(count + 2 * BLOCK),
-            (found.test_of, found.last, found.ended, found.constants, found.is_constant, found.output_of),
+            (loops.test_of, loops.last, loops.ended, loops.constants, loops.is_constant, loops.output_of),
             (stopped, skipped),
         )  # fmt: skip
         recurrent.give_back(room)

@@ -25,7 +25,7 @@ from batchmaker.kernels.cpu.steps import (
     C,
     GateRoom,
     H,
-    Kept,
+    Keeps,
     Moves,
     Weights,
     enter,
@@ -140,7 +140,7 @@ def end_loops(first: int, last: int, nodes: Ints, places: Ints, said: Ints, test
 @compiled_arithmetic
 def run_greedy(
     kind: int, steps: tuple[Ints, Flags, Ints], nodes: Ints, px: Rows, state: tuple[Rows, Rows, Ints], tables: Ints,
-    moves: Moves, said_moves: tuple[Ints, Ints], kept: Kept, copies: Ints, weights: Weights, room: GateRoom,
+    moves: Moves, said_moves: tuple[Ints, Ints], keeps: Keeps, copies: Ints, weights: Weights, room: GateRoom,
     choice: tuple[Rows, Float32s, Ints, int, Float32s], places: Ints, tests: Tests, marks: tuple[Flags, Flags],
 ) -> bool:  # fmt: skip
     """Compute all steps of a task; False, with nothing written, if it must be computed step by step.
@@ -157,9 +157,9 @@ def run_greedy(
     out_w, out_bias, out_addresses, out_way, scores = choice
     ended = tests[2]
     stopped, skipped = marks
-    if not can_decode(used, nodes, len(px), tables, said_moves, tests, kept[3]):
+    if not can_decode(used, nodes, len(px), tables, said_moves, tests, keeps[3]):
         return False
-    note_kept(copies, tables, kept)
+    note_kept(copies, tables, keeps)
     note_source(copies, H, h)
     note_source(copies, C, c)
     note_source(copies, TOKEN, said)
@@ -178,7 +178,7 @@ def run_greedy(
             how = ways[n]
             gather(how, n, now, BEGIN, h, a, narrow)
             if how == TILED:
-                run_tiles(kind, n, BEGIN, blocks % 2 == 1, now, read[:n], px, bias, addresses[TILES], a, g, h, c, w)
+                run_tiles(kind, n, BEGIN, blocks % 2 == 1, now, read[:n], px, bias, addresses[TILES], a, g, (h, c))
             else:
                 multiply(how, n, a, narrow, w, addresses, g)
                 finish(kind, n, BEGIN, now, read, px, bias, g, a, t, h, c)

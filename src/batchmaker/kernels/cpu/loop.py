@@ -19,7 +19,7 @@ from batchmaker.kernels.cpu.steps import (
     BLOCK,
     COPY_FIELDS,
     GateRoom,
-    Kept,
+    Keeps,
     LaneState,
     Moves,
     begin_step,
@@ -195,10 +195,10 @@ class RecurrentLoop:
         copies = room.copies_of(task, self._cell.outputs)
         if tokens is None:
             tokens = room.tokens_of(len(task.lanes))
-        state, moves, kept = self._parts(task)
+        state, moves, keeps = self._parts(task)
         done = run_steps(
             self.kind, (task.ends, task.used, task.lanes), (tokens, task.source_tables, task.source_rows), px, state,
-            task.tables, moves, kept, copies, (products.w, self.bias, products.addresses, ways), room.gates,
+            task.tables, moves, keeps, copies, (products.w, self.bias, products.addresses, ways), room.gates,
         )  # fmt: skip
         self.give_back(room)
         return done
@@ -209,9 +209,9 @@ class RecurrentLoop:
         copies = room.copies_of(task, self._cell.outputs)
         if tokens is None:
             tokens = room.tokens_of(len(task.lanes))
-        state, _, kept = self._parts(task)
+        state, _, keeps = self._parts(task)
         source = (tokens, task.source_tables, task.source_rows)
-        if done := begin_task(task.used, source, len(px), state, task.tables, kept, copies):
+        if done := begin_task(task.used, source, len(px), state, task.tables, keeps, copies):
             with torch.no_grad():
                 self._run_each(task, px, tokens, copies, room)
         self.give_back(room)
@@ -220,17 +220,17 @@ class RecurrentLoop:
     def _run_each(self, task: LoopTask, px: Rows, tokens: Ints, copies: Ints, room: Workspace) -> None:
         state, moves, _ = self._parts(task)
         states = self.zeros(self._padded(task.largest))
-        given = torch.from_numpy(states)
+        tensor = torch.from_numpy(states)
         if states.dtype == np.int16:
-            given = given.view(torch.bfloat16)
+            tensor = tensor.view(torch.bfloat16)
         first = move = 0
         for last in task.ends.tolist():
             move = begin_step(self.kind, first, last, move, task.lanes, task.tables, moves, state, states)
-            made = bits(self._cell.product(given[: self._padded(last - first)]))
+            made = bits(self._cell.product(tensor[: self._padded(last - first)]))
             end_step(self.kind, first, last, task.lanes, tokens, px, state, copies, self._no_bias, made, room.gates)
             first = last
 
-    def _parts(self, task: LoopTask) -> tuple[LaneState, Moves, Kept]:
+    def _parts(self, task: LoopTask) -> tuple[LaneState, Moves, Keeps]:
         """Return what a task says of the state, of its moves, and of the outputs that are kept."""
         tables, rows, h, c = task.move_tables, task.move_rows, self._h, self._c
         return (
@@ -290,11 +290,11 @@ class Workspace:
 
         `task` keeps the memory behind the addresses alive.
         """
-        kept = len(task.keep_tables)
-        count = kept + len(task.fetched)
+        num_kept = len(task.keep_tables)
+        count = num_kept + len(task.fetched)
         if len(self._copies) < count:
             self._copies = np.empty((2 * count, COPY_FIELDS), np.int64)
         copies = self._copies[:count]
         for i, values in enumerate(task.fetched):
-            note_copy(copies, kept + i, outputs[task.fetch_of[i]], task.fetch_at[i], values)
+            note_copy(copies, num_kept + i, outputs[task.fetch_of[i]], task.fetch_at[i], values)
         return copies

@@ -180,7 +180,7 @@ def call_with_number(_: Any, function: Any, number: Any) -> Any:
 
     def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(_INT, [_INT])
-        given = builder.trunc(args[1], _INT)
-        return builder.sext(builder.call(builder.inttoptr(args[0], kind.as_pointer()), [given]), ir.IntType(64))
+        number = builder.trunc(args[1], _INT)
+        return builder.sext(builder.call(builder.inttoptr(args[0], kind.as_pointer()), [number]), ir.IntType(64))
 
     return types.int64(types.int64, types.int64), build

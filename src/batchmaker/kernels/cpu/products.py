@@ -62,12 +62,12 @@ def library() -> Library:
     threads = getattr(loaded, "MKL_Set_Num_Threads_Local", None)
     if threads is None:  # without it a product might use several threads
         return Library()
-    found = Library(sgemm, bf16, pack, size, threads)
-    if None in (sgemm, pack, size) or not _multiplies(found):
-        found = Library(None, bf16, None, None, threads)
+    functions = Library(sgemm, bf16, pack, size, threads)
+    if None in (sgemm, pack, size) or not _multiplies(functions):
+        functions = Library(None, bf16, None, None, threads)
     if bf16 is None or not torch.ops.mkldnn._is_mkldnn_bf16_supported() or not _multiplies_bf16(bf16):
-        found = Library(found.sgemm, None, found.pack, found.packed_size, threads)
-    return found
+        functions = Library(functions.sgemm, None, functions.pack, functions.packed_size, threads)
+    return functions
 
 
 @final
@@ -83,7 +83,7 @@ class Products:
         weights = weights.detach()
         transposed = bits(weights.t().contiguous())
         self.addresses: Ints = np.zeros(NUM_ADDRESSES, np.int64)
-        self._kept: list[Any] = []
+        self._weights: list[Any] = []
         width, hidden = weights.shape
         if tiles and fits_tiles(hidden, width // hidden):
             self.w, self.ways = tiled(bits(weights.contiguous())), [TILED]
@@ -92,11 +92,11 @@ class Products:
             self.w, self.ways = transposed, [OWN]
         if weights.dtype == torch.float32 and functions.sgemm is not None:
             packed, address = pack(transposed, functions)
-            self._kept.append(packed)
+            self._weights.append(packed)
             self._use(PACKED, SGEMM, functions.sgemm, WEIGHTS, address, functions)
         elif weights.dtype == torch.bfloat16 and functions.bf16_gemm is not None:
             rows = weights.contiguous()
-            self._kept.append(rows)
+            self._weights.append(rows)
             self._use(BF16, BF16_GEMM, functions.bf16_gemm, BF16_WEIGHTS, rows.data_ptr(), functions)
 
     def _use(self, way: int, call: int, function: Any, weights: int, address: int, functions: Library) -> None:

@@ -57,7 +57,7 @@ empty. All are empty if it is the position itself."""
 Moves = tuple[Ints, Ints, Ints, Ints, Ints]
 """The positions whose state is not in its lane yet, ascending; table and row of its h, then of its c: [moves]."""
 
-Kept = tuple[Ints, Ints, Ints, Ints]
+Keeps = tuple[Ints, Ints, Ints, Ints]
 """The positions whose outputs are kept, ascending, and the row of each; the table of each output that is kept, and the
 part of the state that it is."""
 
@@ -231,9 +231,9 @@ def note_copy(copies: Ints, i: int, part: int, at: Ints, target: Rows) -> None:
 
 
 @compiled_part
-def note_kept(copies: Ints, tables: Ints, kept: Kept) -> None:
+def note_kept(copies: Ints, tables: Ints, keeps: Keeps) -> None:
     """Define the first copies: outputs to rows of tables. There is room for them."""
-    keep_at, keep_rows, keep_tables, parts = kept
+    keep_at, keep_rows, keep_tables, parts = keeps
     for i in range(len(keep_tables)):
         copies[i, NEXT_AT] = 0
         copies[i, COUNT] = len(keep_at)
@@ -298,7 +298,7 @@ def prepare(
     num_rows: int,
     state: LaneState,
     tables: Ints,
-    kept: Kept,
+    keeps: Keeps,
     copies: Ints,
 ) -> bool:
     """Read the tokens from their tables (0: zeros) and define the copies; False if the task cannot be computed here."""
@@ -310,7 +310,7 @@ def prepare(
         tokens[p] = int64_at(tables[of[p]], rows[p]) if of[p] else 0
     for p in range(len(tokens)):
         outside += tokens[p] < 0 or tokens[p] >= num_rows
-    note_kept(copies, tables, kept)
+    note_kept(copies, tables, keeps)
     note_source(copies, H, state[0])
     note_source(copies, C, state[1])
     return outside == 0
@@ -319,7 +319,7 @@ def prepare(
 @compiled_arithmetic
 def run_steps(
     kind: int, steps: tuple[Ints, Flags, Ints], source: Source, px: Rows, state: LaneState, tables: Ints,
-    moves: Moves, kept: Kept, copies: Ints, weights: Weights, room: GateRoom,
+    moves: Moves, keeps: Keeps, copies: Ints, weights: Weights, room: GateRoom,
 ) -> bool:  # fmt: skip
     """Compute all steps of a task; False, with nothing written, if a token has no row or a step no lanes.
 
@@ -331,7 +331,7 @@ def run_steps(
     h, c = state
     w, bias, addresses, ways = weights
     g, a, narrow, t = room
-    if not prepare(used, source, len(px), state, tables, kept, copies):
+    if not prepare(used, source, len(px), state, tables, keeps, copies):
         return False
     threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
     first = move = blocks = BEGIN
@@ -342,7 +342,7 @@ def run_steps(
             how = ways[n]
             gather(how, n, lanes, first, h, a, narrow)
             if how == TILED:
-                run_tiles(kind, n, first, blocks % 2 == 1, lanes, tokens, px, bias, addresses[TILES], a, g, h, c, w)
+                run_tiles(kind, n, first, blocks % 2 == 1, lanes, tokens, px, bias, addresses[TILES], a, g, state)
             else:
                 multiply(how, n, a, narrow, w, addresses, g)
                 finish(kind, n, first, lanes, tokens, px, bias, g, a, t, h, c)
@@ -361,11 +361,11 @@ def begin_task(
     num_rows: int,
     state: LaneState,
     tables: Ints,
-    kept: Kept,
+    keeps: Keeps,
     copies: Ints,
 ) -> bool:
     """As `prepare`, if PyTorch multiplies for each step between begin_step and end_step."""
-    return prepare(used, source, num_rows, state, tables, kept, copies)
+    return prepare(used, source, num_rows, state, tables, keeps, copies)
 
 
 @compiled_arithmetic

@@ -49,8 +49,8 @@ def tiled(weights: Rows) -> Rows:
     width, hidden = weights.shape
     gates = width // hidden
     vectors = vectors_of(gates)
-    given = weights.reshape(gates, -1, vectors // gates, LANES, hidden)  # gate, tile, part of the tile, lane, k
-    packed = given.transpose(1, 4, 0, 2, 3).reshape(-1, hidden, vectors, LANES)
+    parts = weights.reshape(gates, -1, vectors // gates, LANES, hidden)  # gate, tile, part of the tile, lane, k
+    packed = parts.transpose(1, 4, 0, 2, 3).reshape(-1, hidden, vectors, LANES)
     if packed.dtype == np.int16:
         packed = packed.reshape(-1, hidden // 2, 2, vectors, LANES).transpose(0, 1, 3, 4, 2)
     return np.ascontiguousarray(packed).reshape(hidden, width)
@@ -96,15 +96,16 @@ def finish_tile(
 @compiled_part
 def run_tiles(
     kind: int, n: int, first: int, down: bool, lanes: Ints, tokens: Ints, px: Rows, bias: Float32s, weights: int,
-    a: Float32s, t: Float32s, h: Rows, c: Rows, w: Rows,
+    a: Float32s, t: Float32s, state: tuple[Rows, Rows],
 ) -> None:  # fmt: skip
     """States a[:n] of n positions from `first` on -> their new state in their lanes.
 
     down: from the last tile to the first. If consecutive blocks go in opposite directions, a block first finds the
     tiles that the previous block used last in the second cache. weights: the address of the tiles. t: room for n rows
-    of a tile. w: of the weights' dtype.
+    of a tile. state: h and c of all lanes, in the weights' dtype.
     """
-    hidden, size = h.shape[1], w.itemsize
+    h, c = state
+    hidden, size = h.shape[1], h.itemsize
     gates = px.shape[1] // hidden
     vectors = 3 if kind == GRU else 4
     row_bytes, a_bytes = vectors * _VECTOR, a.shape[1] * 4
@@ -117,11 +118,11 @@ def run_tiles(
             these = weights + (tile * hidden + k) * vectors * LANES * size
             for b in range(0, n, TILE_ROWS):
                 rows = min(n - b, TILE_ROWS)
-                given, sums = a.ctypes.data + b * a_bytes, t.ctypes.data + b * row_bytes
+                inputs, sums = a.ctypes.data + b * a_bytes, t.ctypes.data + b * row_bytes
                 if kind == GRU:
-                    multiply_tile(rows, 3, k > 0, depth, a.shape[1], given + k * 4, these, sums, w[0, 0])
+                    multiply_tile(rows, 3, k > 0, depth, a.shape[1], inputs + k * 4, these, sums, h[0, 0])
                 else:
-                    multiply_tile(rows, 4, k > 0, depth, a.shape[1], given + k * 4, these, sums, w[0, 0])
+                    multiply_tile(rows, 4, k > 0, depth, a.shape[1], inputs + k * 4, these, sums, h[0, 0])
                 if k + depth < hidden:
                     continue
                 for r in range(rows):
@@ -129,8 +130,8 @@ def run_tiles(
                     x = tokens[position] if len(tokens) else position
                     lane = lanes[position] * hidden * size
                     finish_tile(
-                        kind, tile, sums + r * row_bytes, px.ctypes.data + x * px.shape[1] * size, given + r * a_bytes,
-                        bias, h.ctypes.data + lane, c.ctypes.data + lane, hidden * size, w,
+                        kind, tile, sums + r * row_bytes, px.ctypes.data + x * px.shape[1] * size, inputs + r * a_bytes,
+                        bias, h.ctypes.data + lane, c.ctypes.data + lane, hidden * size, h,
                     )  # fmt: skip
                     if b + r + TILE_ROWS < n:
                         soon = position + TILE_ROWS

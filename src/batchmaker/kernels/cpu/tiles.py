@@ -275,8 +275,8 @@ def _reciprocal(builder: Any, q: Any) -> Any:
     kind = ir.FunctionType(_FLOATS, [_FLOATS, _FLOATS, mask])
     estimate = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.rcp14.ps.512")
     r = builder.call(estimate, [q, _all(_FLOATS, 0.0), mask(0xFFFF)])
-    left = _fma(builder, builder.fneg(q), r, _all(_FLOATS, 1.0))
-    return _fma(builder, r, left, r)
+    residual = _fma(builder, builder.fneg(q), r, _all(_FLOATS, 1.0))
+    return _fma(builder, r, residual, r)
 
 
 def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NewType, final
 
 from batchmaker.core.commands import Fail, FailureKind, Reply
-from batchmaker.core.deadlines import Deadlines
+from batchmaker.core.deadline_heap import Deadlines
 from batchmaker.core.events import RequestCancelled, RequestId, TimePassed, WorkerId
 from batchmaker.errors import InvariantError
 from batchmaker.policies.base import GraphPolicy

@@ -14,7 +14,7 @@ from batchmaker.cost.profile import Overhead
 from batchmaker.errors import InvariantError, OptionError
 from batchmaker.graph.spec import CellType
 from batchmaker.graph.work import work_of
-from batchmaker.lab.simulator.cell_loop import play
+from batchmaker.lab.simulator.compiled_loop import play
 from batchmaker.lab.simulator.core_tables import CoreTables, kinds_of
 from batchmaker.lab.simulator.loop_tables import (
     AUTO,
@@ -271,12 +271,12 @@ def _lazy(policy: LazyPolicy, offer: OfferTables) -> Lazy:
     )  # fmt: skip
 
 
-def _predictions(left: StepsLeft) -> Predictions:
+def _predictions(steps_left: StepsLeft) -> Predictions:
     """Return what is predicted, without tables of lengths, which are made when they are first needed."""
-    if left.lengths != "conditional" or not left.predicted:
-        return left.predictions()
-    num = len(left.predicted)
-    cell, source = [cell for cell, _, _ in left.predicted], [source for _, source, _ in left.predicted]
+    if steps_left.lengths != "conditional" or not steps_left.predicted:
+        return steps_left.predictions()
+    num = len(steps_left.predicted)
+    cell, source = [cell for cell, _, _ in steps_left.predicted], [source for _, source, _ in steps_left.predicted]
     return Predictions(
         np.array(cell, np.int64),
         np.array([NOBODY if one is None else one for one in source], np.int64),

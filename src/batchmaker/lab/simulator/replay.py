@@ -167,7 +167,7 @@ def _without_values(event: Event) -> Event:
         [replace(host, values=None) for host in graph.host_inputs],
         list(graph.fetches),
         graph.plain,
-        kept=graph.kept,
+        kept_nodes=graph.kept_nodes,
         memories=list(graph.memories),
     )
     return replace(event, graph=bare)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from batchmaker.lab.simulator.cells import CellSimulation
+from batchmaker.lab.simulator.cell_simulation import CellSimulation
 from batchmaker.lab.simulator.compiled_cells import CompiledCells, compiled_cells
 from batchmaker.lab.simulator.costs import SimulatedDevice
-from batchmaker.lab.simulator.driver import Observe
-from batchmaker.lab.simulator.graphs import GraphSimulation
+from batchmaker.lab.simulator.graph_simulation import GraphSimulation
+from batchmaker.lab.simulator.simulation import Observe
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 

@@ -386,9 +386,9 @@ def lay_out(
     while done < num_ordered:
         node = order[done]
         done += 1
-        left, at, before = count[node], below[node], nothing
-        while left > 0:
-            if left > GROUP:
+        num_left, at, before = count[node], below[node], nothing
+        while num_left > 0:
+            if num_left > GROUP:
                 call = call_group
                 call_group += 1
             else:
@@ -396,12 +396,12 @@ def lay_out(
                 call_inner += 1
             places[call], nodes[call] = place, node
             for k in range(GROUP):
-                children[call, k] = ends[child_of[at + k]] if k < left else nothing
+                children[call, k] = ends[child_of[at + k]] if k < num_left else nothing
             children[call, GROUP] = before
             before = ends[node] = first + place
             place += 1
             at += GROUP
-            left -= GROUP
+            num_left -= GROUP
         for k in range(above[node], above[node + 1]):
             waits[parents[k]] -= 1
             if waits[parents[k]] == 0:

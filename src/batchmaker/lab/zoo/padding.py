@@ -87,10 +87,10 @@ def final_states(layers: nn.RNNBase, x: Tensor, lengths: Tensor) -> tuple[Tensor
         return _states(layers(x)[1])
     if 4 * shared < longest:
         shared = 0
-    left, order = (lengths - shared).sort(descending=True)
-    left = left[left > 0]
-    rows = order[: len(left)]
-    rest = pack_padded_sequence(x[shared:].index_select(1, rows), left)
+    extra, order = (lengths - shared).sort(descending=True)
+    extra = extra[extra > 0]
+    rows = order[: len(extra)]
+    rest = pack_padded_sequence(x[shared:].index_select(1, rows), extra)
     if shared == 0:
         back = order.argsort()
         return tuple(part.index_select(1, back) for part in _states(layers(rest)[1]))

@@ -18,7 +18,7 @@ from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.model.cell import Cell
 from batchmaker.model.initial_state import initial_state
 from batchmaker.model.model import Model
-from batchmaker.model.scope import Conditions, Given, OpenLoop
+from batchmaker.model.scope import Arguments, Conditions, OpenLoop
 from batchmaker.model.unfolding import Unfolding, end_of_loop
 
 
@@ -61,10 +61,10 @@ class PlainTypes:
         self.types: list[CellType] = []
         self.modules: list[nn.Module] = []
 
-    def known(self, cell: Cell) -> CellType | None:
+    def type_of(self, cell: Cell) -> CellType | None:
         return self._type_of.get(cell)
 
-    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = ()) -> CellType:
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], arguments: Arguments = ()) -> CellType:
         """Give a cell a type of its own for these inputs. Its outputs are found by running its module."""
         name = cell.name or type(cell.module).__name__
         module, memories = flat_module(cell.module_for(inputs)), cell.memory_outputs
@@ -79,7 +79,9 @@ class PlainTypes:
         self._type_of[cell] = made
         return made
 
-    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> NoReturn:
+    def other(
+        self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, arguments: Arguments = ()
+    ) -> NoReturn:
         """Raise the error: only one shape of a cell's inputs is supported here."""
         raise error
 
@@ -87,7 +89,7 @@ class PlainTypes:
         """Return the cell: nothing here depends on the number of inputs per step."""
         return cell
 
-    def whole_form(self, cell: Cell, known: CellType, given: Given, num_step_inputs: int) -> None:
+    def whole_form(self, cell: Cell, cell_type: CellType, arguments: Arguments, num_step_inputs: int) -> None:
         """Return nothing: runs are steps here."""
 
     def zero_state(self, cell: Cell, step_inputs: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:

@@ -20,7 +20,7 @@ from batchmaker.errors import BatchmakerError, ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.model.cell import Cell
 from batchmaker.model.initial_state import initial_state
-from batchmaker.model.scope import Given
+from batchmaker.model.scope import Arguments
 
 Watch = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
 """Makes what watches a call from its inputs: one row of each."""
@@ -43,11 +43,11 @@ class ShapeRegistry:
         self.num_step_inputs: dict[TypeId, int] = {}
         self._forms: dict[tuple[TypeId, int], CellType] = {}
 
-    def known(self, cell: Cell) -> CellType | None:
+    def type_of(self, cell: Cell) -> CellType | None:
         """Return the type of a cell that has been used before."""
         return self._types.get(cell)
 
-    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = ()) -> CellType:
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], arguments: Arguments = ()) -> CellType:
         """Give a cell a type. ModelError as `call_with_shapes`."""
         name = cell.name or type(cell.module).__name__
         outputs = call_with_shapes(cell.module, inputs, f"cell {name!r}")
@@ -59,7 +59,9 @@ class ShapeRegistry:
         self._types[cell] = cell_type
         return cell_type
 
-    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> NoReturn:
+    def other(
+        self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, arguments: Arguments = ()
+    ) -> NoReturn:
         """Raise the error: only one shape of a cell's inputs is supported here."""
         raise error
 
@@ -76,7 +78,7 @@ class ShapeRegistry:
             self.modules.append(self.modules[cell.type_id])
         return form
 
-    def whole_form(self, cell: Cell, known: CellType, given: Given, num_step_inputs: int) -> None:
+    def whole_form(self, cell: Cell, cell_type: CellType, arguments: Arguments, num_step_inputs: int) -> None:
         """Return nothing: runs are steps here."""
 
     def zero_state(self, cell: Cell, step_inputs: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:

@@ -202,9 +202,9 @@ class BiLstmTaggerModel(Model):
 
     def _alone(self, words: NDArray[np.int64], spellings: list[NDArray[np.int64]]) -> Tensor:
         if self.characters:
-            left, half = iter(spellings), self.embedding_width // 2
+            spelling, half = iter(spellings), self.embedding_width // 2
             x = [
-                self._spelled(torch.from_numpy(next(left)), half)
+                self._spelled(torch.from_numpy(next(spelling)), half)
                 if word == SPELLED
                 else self.embed.module(torch.tensor([word]))
                 for word in words.tolist()

@@ -54,7 +54,7 @@ class NoChance(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return made
         if func is torch.ops.aten.native_dropout.default:
             return args[0].clone(), made[1].fill_(1)
-        return pytree.tree_map_only(Tensor, lambda drawn: drawn.fill_(0.5 if drawn.is_floating_point() else 0), made)
+        return pytree.tree_map_only(Tensor, lambda values: values.fill_(0.5 if values.is_floating_point() else 0), made)
 
 
 def mixing_operation(alone: Run, num_alone: int, together: Run, num_together: int, place: int, tol: float) -> str:

@@ -161,9 +161,9 @@ def _admit(
         watched.began_s[slot] = loop.seconds[NOW_S]
         loop.members[numbers[IN_FLIGHT]] = slot
         numbers[IN_FLIGHT] += 1
-    end, left = numbers[FIRST], len(slots)
-    while left > 0:
-        left -= watched.began_s[line[end]] < np.inf
+    end, num_left = numbers[FIRST], len(slots)
+    while num_left > 0:
+        num_left -= watched.began_s[line[end]] < np.inf
         end += 1
     to = end - 1
     for at in range(end - 1, numbers[FIRST] - 1, -1):  # those before who stay move up

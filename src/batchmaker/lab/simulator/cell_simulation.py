@@ -17,7 +17,7 @@ from batchmaker.errors import OptionError
 from batchmaker.lab.simulator.core_tables import task_s
 from batchmaker.lab.simulator.costs import SimulatedDevice
 from batchmaker.lab.simulator.decisions import Deciding
-from batchmaker.lab.simulator.driver import Observe, OfFleet, Simulation
+from batchmaker.lab.simulator.simulation import Observe, OfFleet, Simulation
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel
 from batchmaker.policies.base import CellPolicy
 

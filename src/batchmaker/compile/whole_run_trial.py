@@ -179,9 +179,9 @@ class _SameTrial:
         else all is made up, as the request may be wrong.
         """
         refused: BaseException | None = None
-        found: tuple[list[Batch], list[Batch]] | None = None
+        fallback: tuple[list[Batch], list[Batch]] | None = None
         for trial, made_up in ((self._trial, True), (self._trial, False), (TrialRows(), True)):
-            runs = list(self._drawn(trial.batch(self._inputs, 1), seed, made_up=made_up))
+            runs = list(self._random_runs(trial.batch(self._inputs, 1), seed, made_up=made_up))
             before = torch.get_rng_state()
             try:
                 ends = [self._stepped(run) for run in runs]
@@ -193,15 +193,15 @@ class _SameTrial:
                     f"{self._where}: it draws random numbers, so whole= cannot be compared with its steps; let the "
                     "cell take the numbers as an input"
                 )
-            found = found or (runs, ends)
+            fallback = fallback or (runs, ends)
             if all(bool(part.isfinite().all()) for end in ends for part in end if part.is_floating_point()):
                 return runs, ends
-        if found is None:
+        if fallback is None:
             said = "" if refused is None else said_by(refused)
             raise ModelError(f"{self._where}: its steps raised in the trial of whole=: {said}") from refused
-        return found
+        return fallback
 
-    def _drawn(self, real: Batch, seed: int, *, made_up: bool) -> Iterator[Batch]:
+    def _random_runs(self, real: Batch, seed: int, *, made_up: bool) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(seed)
         for length in self._lengths:
             run = []
@@ -231,17 +231,17 @@ class _SameTrial:
     def _made(self, runs: Sequence[Batch]) -> Batch:
         """Return what the whole form gives for these runs together."""
         number = torch.tensor([run[0].shape[1] - 1 for run in runs])
-        given: list[Tensor] = []
+        arguments: list[Tensor] = []
         for port in range(self._columns):
             room = room_for(int(number.max()))
             rows = torch.zeros((len(runs), room, *self._inputs[port].shape), dtype=runs[0][port].dtype)
             for place, run in enumerate(runs):
                 rows[place, : number[place]] = run[port][0, :-1]
-            given += (rows, number.clone())
-        given += [torch.cat([run[port][:, -1] for run in runs]) for port in range(self._columns)]
-        given += [torch.cat([run[port] for run in runs]) for port in range(self._columns, len(self._inputs))]
+            arguments += (rows, number.clone())
+        arguments += [torch.cat([run[port][:, -1] for run in runs]) for port in range(self._columns)]
+        arguments += [torch.cat([run[port] for run in runs]) for port in range(self._columns, len(self._inputs))]
         try:
-            return flat_outputs(self._whole(*given), self._where)
+            return flat_outputs(self._whole(*arguments), self._where)
         except RAISED_BY_USERS as error:
             if isinstance(error, ModelError):
                 raise
@@ -325,9 +325,9 @@ def _step_s(cell: BoundCell, batch: int) -> float:
     """Return the seconds of one step of so many rows in the form that an engine runs, with its share of `hoist`."""
     count = cell.num_step_inputs
     assert count is not None
-    given = cell.example(batch * _STEPS)[:count]
+    step_inputs = cell.example(batch * _STEPS)[:count]
     with torch.no_grad():
-        hoisted = cell.hoist(tuple([rows[:batch] for rows in given]))
+        hoisted = cell.hoist(tuple([rows[:batch] for rows in step_inputs]))
         state = cell.example(batch)[count:]
         loop = cell.loop_for(batch)
         if isinstance(loop, RecurrentLoop):
@@ -335,11 +335,11 @@ def _step_s(cell: BoundCell, batch: int) -> float:
             px = loop.as_stored(np.zeros((batch * _STEPS, loop.width), np.float32))
             none, ways = task.move_at[:0], loop.plan.ways
             compiled = [partial(loop.run_compiled, task, px, none, ways), partial(loop.run_products, task, px, none)]
-            *looped, hoist_s = least_s([*compiled, lambda: cell.hoist(given)])
+            *looped, hoist_s = least_s([*compiled, lambda: cell.hoist(step_inputs)])
             return (min(looped) + hoist_s) / _STEPS
         state_loop = cell.state_loop_for(batch)
         if state_loop is not None:
-            looped_s, hoist_s = least_s([state_loop.trial((*hoisted, *state), _STEPS), lambda: cell.hoist(given)])
+            looped_s, hoist_s = least_s([state_loop.trial((*hoisted, *state), _STEPS), lambda: cell.hoist(step_inputs)])
             return (looped_s + hoist_s) / _STEPS
-        stepped_s, hoist_s = least_s([lambda: cell.step(hoisted, state), lambda: cell.hoist(given)])
+        stepped_s, hoist_s = least_s([lambda: cell.step(hoisted, state), lambda: cell.hoist(step_inputs)])
         return stepped_s + hoist_s / _STEPS

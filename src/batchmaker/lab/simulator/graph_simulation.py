@@ -18,7 +18,7 @@ from batchmaker.lab.baselines.scheduler import (
     WholeRequestArrived,
 )
 from batchmaker.lab.simulator.costs import StepCosts
-from batchmaker.lab.simulator.driver import Observe, Simulation
+from batchmaker.lab.simulator.simulation import Observe, Simulation
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.policies.base import GraphPolicy
 
