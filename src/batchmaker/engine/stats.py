@@ -238,9 +238,15 @@ class StepCounts:
         return padded
 
     def _show(
-        self, task: RunTask, cell: CellType, result: StepsResult, owners: Sequence[RequestId | None], batches: list[int],
-        padded: list[int], now_s: float,
-    ) -> None:  # fmt: skip
+        self,
+        task: RunTask,
+        cell: CellType,
+        result: StepsResult,
+        owners: Sequence[RequestId | None],
+        batches: list[int],
+        padded: list[int],
+        now_s: float,
+    ) -> None:
         """Show each step to the observer. Steps that were reported together get equal shares of their time."""
         assert self.observer is not None
         position, share_s, begin_s = 0, result.busy_s / len(batches), now_s - result.busy_s
