@@ -47,6 +47,14 @@ class Join(nn.Module):
         return parent, parent.argmax(1)
 
 
+class Attend(nn.Module):
+    """The rows that a memory has, their number, a query -> the mean of the rows, plus the query."""
+
+    def forward(self, rows: Tensor, number: Tensor, query: Tensor) -> Tensor:
+        is_other = torch.arange(rows.shape[1]) >= number[:, None]
+        return rows.masked_fill(is_other[:, :, None], 0.0).sum(1) / number[:, None] + query
+
+
 class Reading(bm.Model):
     """Lists of words are chains; pairs of requests are trees of them. The result has every kind of handle."""
 
@@ -54,6 +62,7 @@ class Reading(bm.Model):
         self.word = bm.Cell(Word())
         self.join = bm.Cell(Join(), max_batch=4)
         self.tag = bm.Cell(nn.Linear(WIDTH, 2))
+        self.look = bm.Cell(Attend(), memory="rows")
 
     def unfold(self, text: Any) -> dict[str, Any]:
         numbers: list[Any] = []
@@ -63,7 +72,7 @@ class Reading(bm.Model):
             if isinstance(part, list):
                 h = self.word.run(part)
                 tags.append(self.tag.map(h.steps)[::-1])
-                return h
+                return self.look(h.steps, h)
             parent, number = self.join(*map(read, part))
             numbers.append(number)
             return parent
@@ -85,7 +94,7 @@ def alone(model: Reading, text: Any) -> dict[str, Any]:
             for one in part:
                 steps.append(word(torch.tensor([one]), steps[-1]))
             tags.append(tag(torch.cat(steps[1:])).flip(0))
-            return steps[-1]
+            return torch.cat(steps[1:]).mean(0, keepdim=True) + steps[-1]
         parent, number = join(*map(read, part))
         numbers.append(int(number))
         return parent
@@ -167,7 +176,7 @@ def test_the_scheduler_is_not_asked_and_steps_are_counted(reading: tuple[Reading
     ask(engine, text, 1)
     assert len(runs) == ran + 1
     assert engine.stats.scheduler_s == asked_s
-    assert engine.stats.cells - cells == 4 + 4 + 1  # words, tags, a pair
+    assert engine.stats.cells - cells == 4 + 4 + 2 + 1  # words, tags, looks back, a pair
     assert (engine.stats.steps > steps, engine.stats.tasks > tasks) == (True, True)
 
 
@@ -207,9 +216,9 @@ def test_who_looks_on_sees_every_step(reading: tuple[Reading, bm.Engine], runs: 
     answer.result(60)
     engine.observe(None)
     assert len(runs) == ran + 1
-    assert sorted(step.cell for step in seen) == ["tag", "word", "word"]
+    assert sorted(step.cell for step in seen) == ["look", "tag", "word", "word"]
     assert {request for step in seen for request in step.requests} == {answer.request_id}
-    assert sum(len(step.requests) for step in seen) == 4
+    assert sum(len(step.requests) for step in seen) == 5
 
 
 @pytest.mark.parametrize("policy", ["cellular", "lazy:slack=replay", "agenda"])
@@ -297,3 +306,12 @@ def test_an_engine_that_begins_anew_runs_requests_alone_again(runs: list[Any], m
         ran = len(runs)
         assert ask(engine, rows(1, 2)).tolist() == [3]
         assert len(runs) > ran
+
+
+def test_a_memory_is_that_of_the_request(reading: tuple[Reading, bm.Engine], runs: list[Any]) -> None:
+    model, engine = reading
+    ask(engine, [1, 2, 3])
+    ran = len(runs)
+    for words in ([4, 5, 6], [7, 8, 9], [1, 2, 3]):
+        assert_same(engine.submit(words).result(60), alone(model, words))
+    assert len(runs) == ran + 3

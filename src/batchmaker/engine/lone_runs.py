@@ -86,8 +86,8 @@ class LoneRun:
 class LoneRuns:
     """Runs requests alone, on an executor that has state tables of its own.
 
-    types: all cell types; grows. expected_s: of a task that has not run alone. counts: what counts steps. grow: asked
-    before the executor's tables grow. is_on: whether requests may run so.
+    types: all cell types; grows. expected_s: seconds of a task that has not run alone. max_nodes: the most nodes of a
+    request. grow: asked before the executor's tables grow. is_on: whether requests may run so.
     """
 
     def __init__(

@@ -49,6 +49,10 @@ class MemoryReader:
         self._task: RunTask | None = None
         self._nodes: Ints = np.empty(0, np.int64)
 
+    def begin(self) -> None:
+        """Note that a task begins to run: its memories may be others, even if the same task ran before."""
+        self._task = None
+
     def read(
         self, task: RunTask, of: TaskMemories, positions: slice | Ints, padded: int, *, stay: bool
     ) -> tuple[Tensor, ...]:

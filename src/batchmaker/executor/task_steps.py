@@ -65,6 +65,7 @@ class TaskRunner:
             if memories is None:
                 specs = cell.inputs[: cell.num_memories]
                 memories = self._memories[key] = MemoryReader(specs, self._tables)
+            memories.begin()
         return RunningTask(task, cell_type, cell, self._tables, tests, self.in_loops, counts, self._reader, memories)
 
     def _reader(self, type_id: TypeId, first: int, end: int) -> InputReader:
