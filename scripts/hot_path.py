@@ -29,7 +29,7 @@ from torch import nn
 
 import batchmaker as bm
 from batchmaker.core import live_streams, scheduler
-from batchmaker.engine import incoming
+from batchmaker.engine import incoming, lone_runs
 from batchmaker.executor import task_steps
 from batchmaker.lab import zoo
 from batchmaker.server.config import Config, ModelEntry
@@ -87,12 +87,13 @@ def least(calls: Sequence[Calls]) -> Calls | None:
 
 @contextmanager
 def whole_tasks() -> Iterator[Watch]:
-    """With `SLOW`, a turn takes all requests that have come, and a task all steps that it can, however slow the machine
-    is."""
+    """With `SLOW`, a turn takes all requests that have come, a task all steps that it can, and a request alone is short,
+    however slow the machine is."""
     with (
         patch.object(incoming, "SOON_S", math.inf),
         patch.object(task_steps, "REPORT_S", math.inf),
         patch.object(scheduler, "TASKS_WORTH", math.inf),
+        patch.object(lone_runs, "SHORT_S", math.inf),
         patch.object(live_streams, "FRAMES", 0),  # no chunk is of a live stream, beside which tasks are short
     ):
         yield Watch()
