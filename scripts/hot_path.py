@@ -87,8 +87,8 @@ def least(calls: Sequence[Calls]) -> Calls | None:
 
 @contextmanager
 def whole_tasks() -> Iterator[Watch]:
-    """With `SLOW`, a turn takes all requests that have come, a task all steps that it can, and a request alone is short,
-    however slow the machine is."""
+    """With `SLOW`, a turn takes all requests that have come, a task takes all steps that it can, and a request alone is
+    short, however slow the machine is."""
     with (
         patch.object(incoming, "SOON_S", math.inf),
         patch.object(task_steps, "REPORT_S", math.inf),
