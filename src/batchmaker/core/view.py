@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
@@ -73,9 +74,11 @@ class View:
         return types
 
     def expected_s(self, task: RunTask) -> float:
-        """Return how many seconds a task takes, by the steps that have run."""
-        sizes = np.diff(task.ends, prepend=0)
-        return float(self._state.arena.seconds[task.type_id, sizes].sum())
+        """Return how many seconds a task takes, by the steps that have run; infinity if its type is not known yet."""
+        seconds = self._state.arena.seconds
+        if task.type_id >= len(seconds):
+            return math.inf
+        return float(seconds[task.type_id, np.diff(task.ends, prepend=0)].sum())
 
     def num_ready(self, type_id: TypeId) -> int:
         return self._state.arena.num_ready(type_id)
