@@ -89,6 +89,22 @@ def test_answers_and_errors_are_the_same_with_templates(name: str, policy: str) 
             assert same(one, other)
 
 
+DECIDING: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "early-exit": ({"width": 8, "layers": 3}, (8,)),
+    "experts": ({"width": 8, "layers": 2, "gated": False}, (8,)),
+    "rnnt": ({"hidden": 8, "layers": 1, "vocabulary_size": 6, "pitches": 4}, (3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_models_of_the_zoo_that_decide_by_values_have_templates(name: str) -> None:
+    options, shape = DECIDING[name]
+    with bm.Engine(zoo.make(name, **options), threads=1) as engine:
+        for _ in range(4):
+            engine.map([torch.randn(*shape)], progress=False)
+        assert book_of(engine).num_templates == 1
+
+
 def test_loops_that_end_by_a_value_and_streams_have_templates() -> None:
     encode, decode = Encode(), Decode()
     rng = random.Random(1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sys
 import sysconfig
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
+from functools import lru_cache
+from importlib.util import find_spec
+from types import CodeType
 from typing import Any, Final, NoReturn
 
 from batchmaker.errors import HandleError
@@ -22,6 +24,8 @@ _COMPUTE: Final = (
 _LOOK: Final = "__int__ __float__ __complex__ __index__ __lt__ __le__ __gt__ __ge__ __contains__"
 _OURS: Final = ("batchmaker", "torch", "numpy")
 _LIBRARY: Final = sysconfig.get_path("stdlib")
+_MODELS: Final = os.path.join("batchmaker", "lab", "")
+"""What is below this has unfold functions, as users' files have."""
 
 COMPUTED: Final = (
     "cells compute, an unfold function only says which: put this into a module, bm.Cell(module), and call that cell on "
@@ -35,9 +39,11 @@ _LIKE_A_TENSOR: Final = "its shape and dtype, without the batch, are in `.spec`;
 def at_line() -> str:
     """Return the position in the unfold function, "file:line, `its text`: ", for the start of a message."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and not _is_users(frame):
+    while not _is_users(frame.f_code.co_filename):
+        if frame.f_back is None:
+            return ""
         frame = frame.f_back
-    return f"{_said(frame, frame.f_lineno)}: "
+    return f"{_said(frame.f_code, frame.f_lineno)}: "
 
 
 def without_line(message: str) -> str:
@@ -49,23 +55,33 @@ def line_of(error: BaseException) -> str:
     """Return the position in the unfold function from which an error came, "file:line, `its text`"; "" if unknown."""
     line, trace = "", error.__traceback__
     while trace is not None:
-        if _is_users(trace.tb_frame):
-            line = _said(trace.tb_frame, trace.tb_lineno)
+        if _is_users(trace.tb_frame.f_code.co_filename):
+            line = _said(trace.tb_frame.f_code, trace.tb_lineno)
         elif line:
             break
         trace = trace.tb_next
     return line
 
 
-def _is_users(frame: FrameType) -> bool:
-    path, name = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
-    return name.split(".")[0] not in _OURS and not (path.startswith(_LIBRARY) and "site-packages" not in path)
+@lru_cache(1024)
+def _is_users(path: str) -> bool:
+    """Whether a file is none of this project's, of torch, of NumPy or of Python. By its path, which is the same in the
+    form of a function that is observed (see Reads), where other globals stand."""
+    if path.startswith(_our_folders()) and _MODELS not in path:
+        return False
+    return not (path.startswith(_LIBRARY) and "site-packages" not in path)
 
 
-def _said(frame: FrameType, line: int) -> str:
-    path = frame.f_code.co_filename
-    text = linecache.getline(path, line).strip()
-    return f"{Path(path).name}:{line}{f', `{text}`' if text else ''}"
+@lru_cache(1)
+def _our_folders() -> tuple[str, ...]:
+    specs = [find_spec(name) for name in _OURS]
+    return tuple([os.path.join(one, "") for spec in specs if spec for one in spec.submodule_search_locations or ()])
+
+
+@lru_cache(1024)
+def _said(code: CodeType, line: int) -> str:
+    text = linecache.getline(code.co_filename, line).strip()
+    return f"{os.path.basename(code.co_filename)}:{line}{f', `{text}`' if text else ''}"
 
 
 def misused(what: str, advice: str) -> HandleError:
