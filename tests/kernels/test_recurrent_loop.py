@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from recurrent_tasks import KINDS, NUM_TOKENS, Given, Made, as_tensor, expected,
 
 from batchmaker.kernels.cpu.loop import LoopPlan, StepKind
 from batchmaker.kernels.cpu.products import Library, library
-from batchmaker.kernels.cpu.steps import BLOCK, OWN, TILED, half_tanh, run_steps
+from batchmaker.kernels.cpu.steps import BLOCK, OWN, PACKED, PANEL_ROWS, PANELS, TILED, half_tanh, run_steps
 from batchmaker.kernels.cpu.tiles import TILE_ROWS
 
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 4e-2}
@@ -66,6 +67,18 @@ def test_without_the_library_own_loops_multiply(kind: StepKind, dtype: torch.dty
         of = made(kind, dtype, hidden, functions=Library())
         assert of.loop.products.ways == [way]
         check(of, random_task(of, 1, num_steps=4))
+
+
+@pytest.mark.parametrize("way", [PACKED, PANELS])
+@pytest.mark.parametrize("hidden", [5, 16, 70])
+def test_each_product_of_the_library_multiplies_rows_of_any_width_and_number(hidden: int, way: int) -> None:
+    functions = library() if way == PANELS else replace(library(), brgemm=None)
+    if (functions.brgemm if way == PANELS else functions.sgemm) is None:
+        pytest.skip("this torch, or this processor, does not have it")
+    of = made("lstm", torch.float32, hidden, functions=functions)
+    assert of.loop.products.ways[-1] == way
+    for num_lanes in (1, PANEL_ROWS, PANEL_ROWS + 1, BLOCK + 2):
+        check(of, random_task(of, num_lanes, num_steps=2, num_lanes=num_lanes))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -125,7 +125,7 @@ class _Room(ValueRoom):
 
 def find_node_loop(cell: TracedCell, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec]) -> NodeLoop | None:
     """Return the loop of a cell's graph; None if it has other operations, or they cannot be compiled here."""
-    if not is_available() or library().sgemm is None:
+    if not is_available() or not library().multiplies:
         return None
     try:
         writer, made = write_graph(open_steps(cell), inputs)

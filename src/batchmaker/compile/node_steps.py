@@ -25,6 +25,7 @@ from batchmaker.kernels.cpu.machine import (
 from batchmaker.kernels.cpu.steps import (
     BEGIN,
     BLOCK,
+    BRGEMM,
     PART,
     ROW_BYTES,
     SET_THREADS,
@@ -32,6 +33,7 @@ from batchmaker.kernels.cpu.steps import (
     SOURCE,
     Keeps,
     hand_out,
+    multiply_panels,
     note_kept,
 )
 
@@ -39,9 +41,9 @@ GATHER, LOOKUP, PRODUCT, PASS, BEST, EACH, COLUMNS, CALL = range(8)
 """Operations, [kind, result, a, b, c, d].
 
 Rows of input a; rows of the table of c rows at address b by the tokens of value a; value a times weights, at address b
-packed by MKL (0: not) and at d as they are, plus the bias at address c (0: none); pass number a; the place of the
-greatest of each row of value a; record number a of typed_steps; from byte d of the result's rows on, b bytes of value
-a's from byte c on; what compiled code does not know, for Python to call.
+prepared for a library (0: not) and at d as they are, plus the bias at address c (0: none); pass number a; the place of
+the greatest of each row of value a; record number a of typed_steps; from byte d of the result's rows on, b bytes of
+value a's from byte c on; what compiled code does not know, for Python to call.
 """
 
 OPERATION_FIELDS: Final = 6
@@ -107,14 +109,19 @@ def multiply_one(a: int, w: int, g: int, depth: int, width: int) -> None:
 
 
 @compiled_part
-def multiply_rows(n: int, a: int, g: int, depth: int, width: int, packed: int, plain: int, sgemm: int) -> None:
-    """g [n, width] = a [n, depth] @ weights: one row, or all without MKL, in an own loop."""
-    if n == 1 or not packed:
+def multiply_rows(n: int, a: int, g: int, depth: int, width: int, prepared: int, plain: int, addresses: Ints) -> None:
+    """g [n, width] = a [n, depth] @ weights: one row, or all without a library, in an own loop. prepared: for it."""
+    if n == 1 or not prepared:
         for b in range(n):
             multiply_one(a + b * depth * 4, plain, g + b * width * 4, depth, width)
         return
+    brgemm, sgemm = addresses[BRGEMM], addresses[SGEMM]
     for b in range(0, n, BLOCK):
-        call_sgemm_compute(sgemm, min(BLOCK, n - b), width, depth, a + b * depth * 4, depth, packed, g + b * width * 4)
+        rows, source, target = min(BLOCK, n - b), a + b * depth * 4, g + b * width * 4
+        if brgemm:
+            multiply_panels(brgemm, rows, width, depth, source, depth, prepared, target)
+        else:
+            call_sgemm_compute(sgemm, rows, width, depth, source, depth, prepared, target)
 
 
 @compiled_part
@@ -174,7 +181,7 @@ def operate(k: int, n: int, done: int, from_at: Ints, code: Code, scratch: Scrat
             if not look_up(place(values, a, done), n, b, operations[k, 4], at, size):
                 return NO_ROW
         elif kind == PRODUCT:
-            multiply_rows(n, place(values, a, done), at, values[a, WIDTH], width, b, operations[k, 5], addresses[SGEMM])
+            multiply_rows(n, place(values, a, done), at, values[a, WIDTH], width, b, operations[k, 5], addresses)
             if operations[k, 4]:
                 add_bias(at, n, width, operations[k, 4])
         elif kind == COLUMNS:

@@ -49,8 +49,18 @@ from batchmaker.compile.typed import KINDS, Typed
 from batchmaker.compile.typed import typed as as_typed
 from batchmaker.compile.typed_steps import ADDRESS, CHUNK, KIND, OTHER, STAYS, VALUE_BYTES, VALUE_FIELDS, WIDTH
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.kernels.cpu.products import address_of, library, pack
-from batchmaker.kernels.cpu.steps import AT, COPY_FIELDS, COUNT, NUM_ADDRESSES, PART, SET_THREADS, SGEMM, TARGET
+from batchmaker.kernels.cpu.products import address_of, library, prepare
+from batchmaker.kernels.cpu.steps import (
+    AT,
+    BRGEMM,
+    COPY_FIELDS,
+    COUNT,
+    NUM_ADDRESSES,
+    PART,
+    SET_THREADS,
+    SGEMM,
+    TARGET,
+)
 
 _aten = torch.ops.aten
 _RESHAPES: Final = frozenset((
@@ -239,9 +249,9 @@ class Writer:
     def _multiply(self, node: fx.Node, weight: Tensor, bias: Tensor | None) -> None:
         source, functions = self.value(node.args[0]), library()  # type: ignore[arg-type]
         plain = weight.detach().t().contiguous()
-        packed, address = (None, 0) if functions.sgemm is None else pack(plain.numpy(), functions)
+        prepared, address = prepare(plain.numpy(), functions) if functions.multiplies else (None, 0)
         row = None if bias is None else bias.detach().contiguous()
-        self.weights += [plain, packed, row]
+        self.weights += [plain, prepared, row]
         self.num_weights += weight.numel()
         rows = ((len(weight),), torch.float32)
         self._value_of[node] = self._add(
@@ -436,7 +446,9 @@ class Operations:
         self.addresses: Ints = np.zeros(NUM_ADDRESSES, np.int64)
         self.code: Code = (self.operations, *writer.arrays(), self.addresses)
         functions = library()
-        if writer.num_weights and functions.sgemm is not None:
+        if writer.num_weights and functions.brgemm is not None:
+            self.addresses[BRGEMM] = address_of(functions.brgemm)
+        elif writer.num_weights and functions.sgemm is not None:
             self.addresses[SGEMM] = address_of(functions.sgemm)
             self.addresses[SET_THREADS] = address_of(functions.set_threads)
 

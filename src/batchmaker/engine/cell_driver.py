@@ -48,7 +48,7 @@ from batchmaker.engine.observers import Onlooker, call_quietly
 from batchmaker.engine.open_sequences import Sequences
 from batchmaker.engine.request import GoOn, InFlight, Reset, Settled, TakeState, Ticket
 from batchmaker.engine.results import Results
-from batchmaker.engine.stats import DriverStats, StepCounts, StepSeen
+from batchmaker.engine.stats import DriverStats, StepCounts, StepsSeen
 from batchmaker.engine.stop_tests import StopTests
 from batchmaker.engine.unfolder import Unfolder
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, SequenceStateError
@@ -119,12 +119,12 @@ class CellDriver:
         self.on_device: OnDevice | None = None
 
     @property
-    def observer(self) -> Callable[[StepSeen], None] | None:
-        """Called with every finished step."""
+    def observer(self) -> Callable[[StepsSeen], None] | None:
+        """Called with the finished steps that are reported together."""
         return self._counts.observer
 
     @observer.setter
-    def observer(self, observer: Callable[[StepSeen], None] | None) -> None:
+    def observer(self, observer: Callable[[StepsSeen], None] | None) -> None:
         self._counts.observer = observer
 
     @property

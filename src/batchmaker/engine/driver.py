@@ -12,7 +12,7 @@ from batchmaker.compile.run_form import RunForm
 from batchmaker.core.commands import Fail, FailureKind
 from batchmaker.core.events import RequestId
 from batchmaker.engine.request import InFlight, Settled, Ticket
-from batchmaker.engine.stats import DriverStats, StepSeen
+from batchmaker.engine.stats import DriverStats, StepsSeen
 from batchmaker.errors import (
     RAISED_BY_USERS,
     BatchmakerError,
@@ -96,12 +96,12 @@ def _can_be_shown(error: BaseException) -> bool:
 class Driver(Protocol):
     """Takes tickets and settles each exactly once, by calling `settle` with some of them at a time.
 
-    stats: counts since the start. observer: called with every finished step. The engine's thread calls all methods
-    except `start`.
+    stats: counts since the start. observer: called with the finished steps that are reported together. The engine's
+    thread calls all methods except `start`.
     """
 
     stats: DriverStats
-    observer: Callable[[StepSeen], None] | None
+    observer: Callable[[StepsSeen], None] | None
 
     def start(self, notify: Callable[[], None], settle: Callable[[Sequence[Settled]], None]) -> None:
         """Start the workers. notify: wakes the loop, from any thread. settle: answers requests."""

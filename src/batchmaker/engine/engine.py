@@ -27,7 +27,7 @@ from batchmaker.engine.request import AnswerTaker, SequenceEnded, Settled, Ticke
 from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.setup import Drivers, choose_policy, make_driver, only_steps, prepare_scheduler, separated
 from batchmaker.engine.start import Start
-from batchmaker.engine.stats import DriverStats, ServiceStats, StepSeen
+from batchmaker.engine.stats import DriverStats, ServiceStats, StepSeen, StepsSeen
 from batchmaker.engine.submission import Room, Submitter, Tickets
 from batchmaker.engine.worker import Worker
 from batchmaker.engine.workers import Workers
@@ -476,6 +476,19 @@ class Engine:
 
     def observe(self, observer: Callable[[StepSeen], None] | None) -> None:
         """Call `observer` with every finished step, one worker at a time; None ends it. Its first error is logged."""
+        if observer is None:
+            self.observe_together(None)
+            return
+        shown = Onlooker(observer, "an observer of the engine")
+
+        def show(steps: StepsSeen) -> None:
+            for step in steps.each():
+                shown(step)
+
+        self.observe_together(show)
+
+    def observe_together(self, observer: Callable[[StepsSeen], None] | None) -> None:
+        """As `observe`, in place of it: call `observer` once for all steps that are reported together."""
         shown = None if observer is None else Onlooker(observer, "an observer of the engine")
         for number, driver in enumerate(self.drivers):
             driver.observer = shown
@@ -501,9 +514,9 @@ class Engine:
     def _ticket(self, request: Any, deadline_ms: float | None, priority: int, model: str | None) -> Ticket:
         return self._tickets.one(self._catalogue.find(model), owned(request), deadline_ms, checked_priority(priority))
 
-    def _show(self, observer: Callable[[StepSeen], None], worker: int, step: StepSeen) -> None:
+    def _show(self, observer: Callable[[StepsSeen], None], worker: int, steps: StepsSeen) -> None:
         with self._telling:
-            observer(replace(step, worker=worker))
+            observer(replace(steps, worker=worker))
 
     def _settled(self, service: list[ServiceStats], outcomes: Collection[Settled]) -> None:
         counted: dict[int, list[Settled]] = {}  # by model

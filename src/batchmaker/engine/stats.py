@@ -162,6 +162,34 @@ class StepSeen:
     padded: int
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class StepsSeen:
+    """Finished steps of one task that were reported together, for an observer. Each has an equal share of the time.
+
+    cell: name of the cell type. begin_s, end_s: engine seconds. requests: of all rows, one step after the other; None
+    for one that is no longer in flight. rows: how many each step has. padded: how many it computed, with padding.
+    """
+
+    worker: int
+    cell: str
+    begin_s: float
+    end_s: float
+    requests: Sequence[RequestId | None]
+    rows: Sequence[int]
+    padded: Sequence[int]
+
+    def each(self) -> list[StepSeen]:
+        """Return the steps, in the order in which they ran."""
+        steps, first, begin_s = list[StepSeen](), 0, self.begin_s
+        share_s = (self.end_s - self.begin_s) / len(self.rows)
+        for count, padded in zip(self.rows, self.padded, strict=True):
+            requests = tuple(self.requests[first : first + count])
+            steps.append(StepSeen(self.worker, self.cell, begin_s, begin_s + share_s, requests, padded))
+            first, begin_s = first + count, begin_s + share_s
+        return steps
+
+
 @dataclass(slots=True)
 class DriverStats:
     """Counts since the start of an engine.
@@ -200,7 +228,7 @@ class StepCounts:
         self._stats = stats
         self._owners_of = owners_of
         self._sizes: dict[TypeId, list[int]] = {}
-        self.observer: Callable[[StepSeen], None] | None = None
+        self.observer: Callable[[StepsSeen], None] | None = None
 
     def add(
         self, task: RunTask, cell: CellType, result: StepsResult, now_s: float, owner: RequestId | None = None
@@ -229,28 +257,11 @@ class StepCounts:
             nodes = task.nodes[begin : ends[-1]]
             nodes = nodes if skipped is None else nodes[~skipped]
             owners = self._owners_of(nodes) if owner is None else [owner] * len(nodes)
-            self._show(task, cell, result, owners, batches, padded, now_s)
+            began_s = now_s - result.busy_s
+            self.observer(StepsSeen(task.worker, cell.name, began_s, now_s, owners, batches, padded))
 
     def _padded(self, cell: CellType) -> list[int]:
         """Return the supported size for each number of rows, up to max_batch; 0 for 0 rows."""
         sizes = cell.batch_sizes
         padded = self._sizes[cell.type_id] = [0, *[sizes[bisect_left(sizes, n)] for n in range(1, cell.max_batch + 1)]]
         return padded
-
-    def _show(
-        self,
-        task: RunTask,
-        cell: CellType,
-        result: StepsResult,
-        owners: Sequence[RequestId | None],
-        batches: list[int],
-        padded: list[int],
-        now_s: float,
-    ) -> None:
-        """Show each step to the observer. Steps that were reported together get equal shares of their time."""
-        assert self.observer is not None
-        position, share_s, begin_s = 0, result.busy_s / len(batches), now_s - result.busy_s
-        for batch, size in zip(batches, padded, strict=True):
-            mine = tuple(owners[position : position + batch])
-            self.observer(StepSeen(task.worker, cell.name, begin_s, begin_s + share_s, mine, size))
-            position, begin_s = position + batch, begin_s + share_s

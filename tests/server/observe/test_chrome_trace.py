@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from batchmaker.engine import StepSeen
+from batchmaker.engine import StepSeen, StepsSeen
 from batchmaker.server.observe.chrome_trace import StepRing, chrome_trace, trace_events
 
 
@@ -12,13 +12,30 @@ def step(begin_s, requests, worker=0):
     return StepSeen(worker, "cell", begin_s, begin_s + 0.5, tuple(requests), 4)
 
 
+def steps(begin_s, requests, rows=(1,)):
+    return StepsSeen(0, "cell", begin_s, begin_s + 0.5 * len(rows), requests, rows, [4] * len(rows))
+
+
 def test_a_ring_keeps_the_last_steps_only():
     ring = StepRing(3)
     for number in range(5):
-        ring.add(step(float(number), [number]))
+        ring.add(steps(float(number), [number]))
     assert [seen.begin_s for seen in ring.since(0.0)] == [2.0, 3.0, 4.0]
     assert [seen.begin_s for seen in ring.since(3.5)] == [4.0]
     assert StepRing(0).since(0.0) == []
+    without = StepRing(0)
+    without.add(steps(1.0, [1]))
+    assert without.since(0.0) == []
+
+
+def test_a_ring_counts_the_steps_of_a_report_not_the_reports():
+    ring = StepRing(3)
+    for begin_s in (0.0, 1.0, 2.0):
+        ring.add(steps(begin_s, [1, 2, 3], rows=(1, 2)))
+    assert [(seen.begin_s, seen.end_s, seen.requests) for seen in ring.since(0.0)] == [
+        (1.5, 2.0, (2, 3)), (2.0, 2.5, (1,)), (2.5, 3.0, (2, 3)),
+    ]  # fmt: skip
+    assert [seen.begin_s for seen in ring.since(2.5)] == [2.5]
 
 
 def test_a_ring_can_be_read_while_it_is_written():
@@ -28,7 +45,7 @@ def test_a_ring_can_be_read_while_it_is_written():
     def write():
         number = 0
         while not stop.is_set():
-            ring.add(step(float(number), [number]))
+            ring.add(steps(float(number), [number]))
             number += 1
 
     writer = threading.Thread(target=write)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from starlette.routing import Router
 
 from batchmaker.clock import VirtualClock
-from batchmaker.engine import StepSeen, Ticket
+from batchmaker.engine import StepSeen, StepsSeen, Ticket
 from batchmaker.engine.stats import LatencyHistogram
 from batchmaker.errors import CancelledError, DeadlineError, RefusedError
 from batchmaker.server.access.auth import KeyRing
@@ -39,8 +39,10 @@ def served_at(now_s, steps=(), settled=()):
     """A model, as far as live_view looks at it."""
     statistics, ring = ModelStatistics(), StepRing(1000)
     for seen in steps:
-        statistics.note_step(seen)
-        ring.add(seen)
+        rows = [len(seen.requests)]
+        together = StepsSeen(seen.worker, seen.cell, seen.begin_s, seen.end_s, seen.requests, rows, [seen.padded])
+        statistics.note_steps(together)
+        ring.add(together)
     for done in settled:
         statistics.accepted += 1
         statistics.note_settled(done, None)

@@ -157,6 +157,27 @@ def call_sgemm_compute(
 
 
 @_made
+def call_brgemm(
+    _: Any, function: Any, rows: Any, width: Any, depth: Any, a: Any, stride: Any, b: Any, c: Any, apart: Any
+) -> Any:
+    """Call torch's brgemm: c = a @ b, for float32 [rows, depth], [depth, width] and [rows, width]; b is contiguous.
+
+    stride, apart: numbers from one row of `a` and of `c` to the next.
+    """
+
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        function, rows, width, depth, a, stride, b, c, apart = args
+        long, pointer = ir.IntType(64), _FLOAT.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [long] * 7 + [pointer] * 3 + [long])
+        a, b, c = (builder.inttoptr(address, pointer) for address in (a, b, c))
+        adds = has_other_layout = long(0)  # both are bool, of which the lowest byte is read
+        arguments = (rows, width, depth, stride, width, apart, adds, a, b, c, has_other_layout)
+        builder.call(builder.inttoptr(function, kind.as_pointer()), arguments)
+
+    return types.void(*[types.int64] * 9), build
+
+
+@_made
 def call_gemm_bf16(_: Any, function: Any, rows: Any, width: Any, depth: Any, a: Any, b: Any, c: Any) -> Any:
     """Call MKL's cblas_gemm_bf16bf16f32: c = a @ b.T in float32, for bfloat16 [rows, depth] and [width, depth]."""
 

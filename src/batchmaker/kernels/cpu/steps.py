@@ -14,6 +14,7 @@ import numpy as np
 from batchmaker.arrays import Flags, Float32s, Ints
 from batchmaker.compiled import compiled, compiled_arithmetic, compiled_part, number
 from batchmaker.kernels.cpu.machine import (
+    call_brgemm,
     call_gemm_bf16,
     call_sgemm_compute,
     call_with_number,
@@ -26,8 +27,16 @@ from batchmaker.kernels.cpu.machine import (
 from batchmaker.kernels.cpu.tile_steps import GRU, LSTM, RNN_RELU, Rows, run_tiles
 from batchmaker.kernels.pointwise import tanh
 
-OWN, PACKED, BF16, TILED = map(number, range(4))
-"""Ways to multiply: own loops, MKL's packed product, that of bfloat16 matrices, and tile by tile with the gates."""
+OWN, PACKED, BF16, TILED, PANELS = map(number, range(5))
+"""Ways to multiply: own loops, MKL's packed product, that of bfloat16 matrices, tile by tile with the gates, and
+oneDNN's product, panel by panel."""
+
+PANEL: Final = 64
+"""The columns of a panel: these columns of all rows of weights, one row after the other, so that the cache holds them
+while all rows of a block are multiplied."""
+
+PANEL_ROWS: Final = 32
+"""oneDNN compiles a product for each number of rows. So it gets a multiple of this, and then the others."""
 
 BLOCK: Final = 256
 """Most rows that are multiplied at once: each block reads all weights again, and products of fewer rows are slower."""
@@ -44,8 +53,8 @@ BEGIN: Final = number(0)
 H, C, TOKEN = map(number, range(3))
 """Where loops begin, and the parts of a copy, as `number`: otherwise what they are given to is compiled twice."""
 
-SGEMM, WEIGHTS, BF16_GEMM, BF16_WEIGHTS, SET_THREADS, TILES, NUM_ADDRESSES = range(7)
-"""Addresses of functions and weights; 0 where there is none."""
+SGEMM, BRGEMM, WEIGHTS, BF16_GEMM, BF16_WEIGHTS, SET_THREADS, TILES, NUM_ADDRESSES = range(8)
+"""Addresses of functions and weights; 0 where there is none. WEIGHTS: panels for BRGEMM, or packed for SGEMM."""
 
 LaneState = tuple[Rows, Rows]
 """h and c of all lanes, [lanes, hidden]; both are h unless the cell is an LSTM."""
@@ -116,12 +125,29 @@ def multiply_pair(a: Float32s, w: Rows, g: Float32s, b: int) -> None:
 
 
 @compiled_part
+def multiply_panels(function: int, n: int, width: int, depth: int, a: int, stride: int, panels: int, g: int) -> None:
+    """g [n, width] = a [n, depth] @ weights in panels, by address. stride: numbers from one row of `a` to the next."""
+    several = n - n % PANEL_ROWS
+    for j in range(0, width, PANEL):
+        columns, panel, at = min(PANEL, width - j), panels + 4 * j * depth, g + 4 * j
+        if several:
+            call_brgemm(function, several, columns, depth, a, stride, panel, at, width)
+        if several < n:
+            rest, rest_at = a + 4 * several * stride, at + 4 * several * width
+            call_brgemm(function, n - several, columns, depth, rest, stride, panel, rest_at, width)
+
+
+@compiled_part
 def multiply(how: int, n: int, a: Float32s, narrow: Rows, w: Rows, addresses: Ints, g: Float32s) -> None:
     """g[:n] = the states a[:n] (in bfloat16, narrow[:n]) @ the weights."""
     depth, width = w.shape
     if how == PACKED:
         call_sgemm_compute(
             addresses[SGEMM], n, width, depth, a.ctypes.data, a.shape[1], addresses[WEIGHTS], g.ctypes.data
+        )
+    elif how == PANELS:
+        multiply_panels(
+            addresses[BRGEMM], n, width, depth, a.ctypes.data, a.shape[1], addresses[WEIGHTS], g.ctypes.data
         )
     elif how == BF16:
         call_gemm_bf16(

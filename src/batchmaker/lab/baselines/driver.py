@@ -18,7 +18,7 @@ from batchmaker.core.commands import Fail, Reply
 from batchmaker.core.events import RequestCancelled, RequestId, TimePassed
 from batchmaker.engine.driver import error_of
 from batchmaker.engine.request import Settled, Ticket
-from batchmaker.engine.stats import DriverStats, StepSeen
+from batchmaker.engine.stats import DriverStats, StepsSeen
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CellError, InvalidRequestError, ModelError, said_by
 from batchmaker.lab.baselines.scheduler import BatchFinished, GraphEvent, GraphScheduler, RunBatch, WholeRequestArrived
 from batchmaker.model.structure import replaced
@@ -68,7 +68,7 @@ class GraphDriver:
         self._settle: Callable[[Sequence[Settled]], None] = lambda _: None
         self._notify: Callable[[], None] = lambda: None
         self.stats = DriverStats()
-        self.observer: Callable[[StepSeen], None] | None = None
+        self.observer: Callable[[StepsSeen], None] | None = None
 
     def start(self, notify: Callable[[], None], settle: Callable[[Sequence[Settled]], None]) -> None:
         self._notify = notify
@@ -166,7 +166,8 @@ class GraphDriver:
         stats.padded_cells += max(lengths) * len(lengths)
         stats.busy_s += done.end_s - done.begin_s
         if self.observer is not None:
-            self.observer(StepSeen(run.worker, "graph", done.begin_s, done.end_s, run.requests, len(lengths)))
+            rows = [len(lengths)]
+            self.observer(StepsSeen(run.worker, "graph", done.begin_s, done.end_s, run.requests, rows, rows))
         failed = []
         for ticket, outcome in zip(done.batch.tickets, done.outcomes, strict=True):
             if ticket.request_id not in self._tickets:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, final
 
-from batchmaker.engine.stats import StepSeen
+from batchmaker.engine.stats import StepSeen, StepsSeen
 from batchmaker.engine.timeline import cell_spans
 
 _MAX_NAMED: Final = 64
@@ -16,25 +16,29 @@ _MAX_NAMED: Final = 64
 
 @final
 class StepRing:
-    """The last `max_steps` finished steps; give `add` to `engine.observe`. 0 keeps none."""
+    """The last `max_steps` finished steps; give `add` to `engine.observe_together`. 0 keeps none."""
 
     def __init__(self, max_steps: int) -> None:
         self.max_steps = max_steps
-        self._steps: deque[StepSeen] = deque(maxlen=max_steps)
+        self._kept: deque[StepsSeen] = deque()
+        self._num_kept = 0
 
-    def add(self, step: StepSeen) -> None:
-        """Keep one step and drop the oldest. Called in the engine's thread."""
-        self._steps.append(step)
+    def add(self, steps: StepsSeen) -> None:
+        """Keep steps, and drop the oldest that are too many. Called in the engine's thread."""
+        self._kept.append(steps)
+        self._num_kept += len(steps.rows)
+        while self._kept and self._num_kept - len(self._kept[0].rows) >= self.max_steps:
+            self._num_kept -= len(self._kept.popleft().rows)
 
     def since(self, begin_s: float) -> list[StepSeen]:
         """Return the steps that ended after `begin_s` (engine seconds), oldest first. Called in any thread."""
         while True:
             try:
-                recent = list(itertools.takewhile(lambda step: step.end_s > begin_s, reversed(self._steps)))
-            except RuntimeError:  # a step was added meanwhile
+                recent = list(itertools.takewhile(lambda steps: steps.end_s > begin_s, reversed(self._kept)))
+            except RuntimeError:  # steps were added meanwhile
                 continue
-            recent.reverse()
-            return recent
+            ended = [step for steps in reversed(recent) for step in steps.each() if step.end_s > begin_s]
+            return ended[max(0, len(ended) - self.max_steps) :]
 
 
 def trace_events(process: int, name: str, steps: Sequence[StepSeen], origin_s: float) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from batchmaker.engine import StepSeen, Ticket
+from batchmaker.engine import Ticket
 from batchmaker.engine.stats import LatencyHistogram
 from batchmaker.errors import DeadlineError, RefusedError
 
@@ -49,12 +49,6 @@ class Stretch:
             self.missed += 1
         else:
             self.failed += 1
-
-    def add_step(self, step: StepSeen) -> None:
-        """Count one finished step."""
-        self.steps += 1
-        self.rows += len(step.requests)
-        self.computed += step.padded
 
     def absorb(self, other: Stretch) -> None:
         """Add the counts of another stretch."""

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from batchmaker.engine import StepSeen, Ticket
+from batchmaker.engine import StepsSeen, Ticket
 from batchmaker.engine.request import SequenceEnd
 from batchmaker.errors import DeadlineError
 from batchmaker.server.faults import FaultKind, fault_of
@@ -122,14 +122,18 @@ class ModelStatistics:
         self.settled_chunks += ticket.chunk is not None
         self.settled += 1
 
-    def note_step(self, step: StepSeen) -> None:
-        """Count one finished step. Called in the engine's thread."""
-        counts = self.cells.get(step.cell)
+    def note_steps(self, steps: StepsSeen) -> None:
+        """Count finished steps. Called in the engine's thread."""
+        counts = self.cells.get(steps.cell)
         if counts is None:
             counts = CellCounts()
-            self.cells = {**self.cells, step.cell: counts}  # replaced, so that a reader's iteration is not disturbed
-        counts.steps += 1
-        counts.rows += len(step.requests)
-        counts.padded += step.padded
-        counts.busy_s += step.end_s - step.begin_s
-        self.recent.at(step.end_s, self.in_flight).add_step(step)
+            self.cells = {**self.cells, steps.cell: counts}  # replaced, so that a reader's iteration is not disturbed
+        num_steps, num_rows, computed = len(steps.rows), len(steps.requests), sum(steps.padded)
+        counts.steps += num_steps
+        counts.rows += num_rows
+        counts.padded += computed
+        counts.busy_s += steps.end_s - steps.begin_s
+        recent = self.recent.at(steps.end_s, self.in_flight)
+        recent.steps += num_steps
+        recent.rows += num_rows
+        recent.computed += computed

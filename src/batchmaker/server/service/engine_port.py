@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from batchmaker.clock import RealClock
-from batchmaker.engine import Answer, DriverStats, Engine, StepSeen, Ticket
+from batchmaker.engine import Answer, DriverStats, Engine, StepsSeen, Ticket
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.request import AnswerTaker, SequenceEnded
@@ -71,11 +71,11 @@ class EnginePort:
         return result, list(self._engine.submit(example, deadline_ms=math.inf, stream=True))
 
     def watch(
-        self, on_settled: Callable[[Ticket, BaseException | None], None], on_step: Callable[[StepSeen], None] | None
+        self, on_settled: Callable[[Ticket, BaseException | None], None], on_steps: Callable[[StepsSeen], None] | None
     ) -> None:
-        """From now on call these in the engine's thread, with every answer and every finished step."""
+        """From now on call these in the engine's thread, with every answer and all finished steps."""
         self._engine.on_settled = on_settled
-        self._engine.observe(on_step)
+        self._engine.observe_together(on_steps)
 
     def stop(self, *, drain: bool, within_s: float | None = None) -> bool:
         """Take no more requests; finish the accepted ones, or cancel them.

@@ -10,7 +10,7 @@ from contextlib import aclosing, nullcontext
 from enum import StrEnum
 from typing import Any, Final, TypeVar, final
 
-from batchmaker.engine import StepSeen, Ticket
+from batchmaker.engine import StepsSeen, Ticket
 from batchmaker.engine.request import SequenceEnd, SequenceEnded
 from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import BatchmakerError, InvalidRequestError, OptionError, said_by
@@ -109,9 +109,9 @@ class ServedModel:
             },
         )
 
-    def _stepped(self, step: StepSeen) -> None:
-        self.statistics.note_step(step)
-        self.steps.add(step)
+    def _stepped(self, steps: StepsSeen) -> None:
+        self.statistics.note_steps(steps)
+        self.steps.add(steps)
 
     @property
     def ready(self) -> bool:
