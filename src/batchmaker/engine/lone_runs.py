@@ -141,8 +141,8 @@ class LoneRuns:
         """Let the scheduler serve a request of a template, without values. Nothing is computed."""
         if template.loops or template.decided is not None or template.num_nodes > _MOST_NODES:
             return None  # what it does depends on values, or it is not short
-        known = len(self._scheduler.cells)
-        events: list[Event] = [CellTypeAdded(cell, 0.0) for cell in self._types[known:]]
+        num_known = len(self._scheduler.cells)
+        events: list[Event] = [CellTypeAdded(cell, 0.0) for cell in self._types[num_known:]]
         events.append(RequestArrived(next(self._ids), template.graph, 0.0))
         admitted, tasks, is_whole = list[Admit](), list[RunTask](), False
         while events:

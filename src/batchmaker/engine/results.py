@@ -374,12 +374,12 @@ class Results:
     @staticmethod
     def whole_numbers(task: RunTask, result: StepsResult, begin: int, count: int) -> tuple[tuple[int, Ints, Ints], ...]:
         """Return the bools and integers that steps have brought: (output, nodes, values). See `take`."""
-        found = []
+        numbers = []
         for fetch, values in zip(task.fetches, result.fetched, strict=False):
             positions = fetch.positions[within(fetch.positions, begin, begin + count)]
             if len(positions) and values.ndim == 1 and not values.is_floating_point():
-                found.append((fetch.output, task.nodes[positions], as_array(values).astype(np.int64)))
-        return tuple(found)
+                numbers.append((fetch.output, task.nodes[positions], as_array(values).astype(np.int64)))
+        return tuple(numbers)
 
     def _tell(
         self,
@@ -433,9 +433,9 @@ class Results:
         fetched = [fetch.output for fetch in task.fetches]
         for place in np.flatnonzero(stopped).tolist():
             request, node = self._by_slot[int(slots[place])], int(task.nodes[begin + place])
-            found = None if request is None else request.loop_at(node)
-            if request is not None and found is not None:
-                request.end_loop(found[1].last, found[0], fetched)
+            at = None if request is None else request.loop_at(node)
+            if request is not None and at is not None:
+                request.end_loop(at[1].last, at[0], fetched)
 
 
 def _nodes_of(requests: Sequence[InFlight], *, decides: bool) -> Ints:

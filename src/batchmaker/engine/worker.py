@@ -128,6 +128,10 @@ class Worker:
             self.is_running = True
             return True
 
+    def responds_within(self, seconds: float) -> bool:
+        """Whether its thread runs, and has not been in one turn for so long; `heartbeat` says what it does."""
+        return self._thread is not None and self._thread.is_alive() and self.busy_for_s < seconds
+
     @property
     def busy_for_s(self) -> float:
         """Seconds in the present turn; 0 while it waits, or does not run."""

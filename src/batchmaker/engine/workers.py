@@ -79,6 +79,10 @@ class Workers:
         """Return the heartbeat of a worker that is not alive, otherwise of the one in its present turn for longest."""
         return max([worker.heartbeat() for worker in self.members], key=lambda beat: (not beat.alive, beat.busy_for_s))
 
+    def respond_within(self, seconds: float) -> bool:
+        """Whether each thread runs, and none has been in one turn for so long."""
+        return all(worker.responds_within(seconds) for worker in self.members)
+
     def start(self) -> bool:
         """Start all threads. False if that was done before. Raises StoppedError after `stop`."""
         started = [worker.start() for worker in self.members]

@@ -68,7 +68,7 @@ class MemoryReader:
         nodes = task.nodes[positions]
         go_on = stay and np.array_equal(nodes, self._nodes + 1)
         room = room_for(int(of.lengths[:, positions].max()))
-        given: list[Tensor] = []
+        arguments: list[Tensor] = []
         for memory, spec in enumerate(self._specs):
             tables, firsts = task.source_tables[memory, positions], of.firsts[memory, positions]
             lengths, before = of.lengths[memory, positions], self._before[memory]
@@ -84,9 +84,9 @@ class MemoryReader:
             ):
                 before = self._gathered(of, tables, firsts, lengths, padded, room, spec)
             self._before[memory] = before
-            given += (before.values, before.number)
+            arguments += (before.values, before.number)
         self._task, self._nodes = task, nodes
-        return tuple(given)
+        return tuple(arguments)
 
     def _added(self, before: _Gathered, of: TaskMemories, firsts: Ints, lengths: Ints) -> bool:
         """Add the rows that memories have gained since the step before. Return whether the others are the same."""
@@ -130,6 +130,6 @@ def _rows(of: TaskMemories, firsts: Ints, lengths: Ints, room: int) -> Ints:
     """Return the rows of one memory of some positions: [positions, room], -1 after the memory's."""
     places = np.arange(room)
     is_row = places < lengths[:, None]
-    found = np.full(is_row.shape, -1)
-    found[is_row] = of.rows[(firsts[:, None] + places)[is_row]]
-    return found
+    rows = np.full(is_row.shape, -1)
+    rows[is_row] = of.rows[(firsts[:, None] + places)[is_row]]
+    return rows

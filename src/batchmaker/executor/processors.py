@@ -109,15 +109,15 @@ def _folders(process: Path) -> Iterator[Path]:
 
 def _mounts(process: Path) -> dict[str, list[tuple[str, Path]]]:
     """Return where cgroups are mounted, by the kind of the file system: which of them is there, and the folder."""
-    found: dict[str, list[tuple[str, Path]]] = {"cgroup": [], "cgroup2": []}
+    mounts: dict[str, list[tuple[str, Path]]] = {"cgroup": [], "cgroup2": []}
     for line in _lines(process / "mountinfo"):
         left, _, right = line.partition(" - ")
         fields, (kind, *more) = left.split(), right.split() or [""]
-        if len(fields) < 5 or kind not in found:
+        if len(fields) < 5 or kind not in mounts:
             continue
         if kind == "cgroup2" or "cpu" in ",".join(more).split(","):
-            found[kind].append((_unescaped(fields[3]), Path(_unescaped(fields[4]))))
-    return found
+            mounts[kind].append((_unescaped(fields[3]), Path(_unescaped(fields[4]))))
+    return mounts
 
 
 def _within(path: str, root: str) -> Path:

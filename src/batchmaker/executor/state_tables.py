@@ -110,8 +110,8 @@ class StateTables:
 
     def take(self, table: TableId, rows: Ints) -> NDArray[Any]:
         """Return a copy of these rows, for `put`."""
-        taken: NDArray[Any] = self._tables[table].array.take(rows, 0)
-        return taken
+        copied: NDArray[Any] = self._tables[table].array.take(rows, 0)
+        return copied
 
     def take_into(self, table: TableId, rows: Ints, values: NDArray[Any]) -> None:
         """Copy these rows [...] to values [..., *shape], in one pass."""
@@ -123,14 +123,14 @@ class StateTables:
             wider = np.zeros(padded, np.int64)
             wider[: len(rows)] = rows
             rows = wider
-        found = self._tables[table]
-        values = torch.from_numpy(found.array.take(rows, 0))
-        return values.view(torch.bfloat16) if found.rows.dtype == torch.bfloat16 else values
+        table_memory = self._tables[table]
+        values = torch.from_numpy(table_memory.array.take(rows, 0))
+        return values.view(torch.bfloat16) if table_memory.rows.dtype == torch.bfloat16 else values
 
     def holds(self, table: TableId, values: Tensor) -> bool:
         """Whether these values are memory of a table. This is so if a cell returns one of its inputs unchanged."""
-        found = self._tables[table]
-        return found.begin <= values.data_ptr() < found.end
+        table_memory = self._tables[table]
+        return table_memory.begin <= values.data_ptr() < table_memory.end
 
 
 def as_array(values: Tensor) -> NDArray[Any]:

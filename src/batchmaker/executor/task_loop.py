@@ -200,14 +200,14 @@ def _inputs(of: Ints, rows: Ints, tables: StateTables) -> NDArray[Any]:
     first = TableId(of.item(0))
     if len(of) == 1 or (of == first).all():
         return tables.take(first, rows)
-    found: NDArray[Any] | None = None
+    together: NDArray[Any] | None = None
     for table in np.unique(of).tolist():
         mine = of == table
         values = tables.take(TableId(table), rows[mine])
-        found = np.empty((len(of), *values.shape[1:]), values.dtype) if found is None else found
-        found[mine] = values
-    assert found is not None
-    return found
+        together = np.empty((len(of), *values.shape[1:]), values.dtype) if together is None else together
+        together[mine] = values
+    assert together is not None
+    return together
 
 
 @lru_cache(maxsize=1024)

@@ -189,19 +189,19 @@ class RunningTask:
     ) -> Tensor:
         """Return an output at these positions of a step, and apply the stop tests of it. ran: see _running."""
         places, rows = _among(positions, ran)
-        taken = _taken(outputs[output], rows)
+        good_values = _taken(outputs[output], rows)
         if self._tests is not None and output in self._tests.outputs and len(rows):
             at = begin + positions[places]
             good = ~np.isin(at, [position for position, _ in failed])
             ended, untested = self._tests.apply(
-                self._name, self._task.nodes[at[good]], taken[torch.from_numpy(good)], output
+                self._name, self._task.nodes[at[good]], good_values[torch.from_numpy(good)], output
             )
             self._stopped[at[good][ended]] = True
             failed.extend((int(at[good][place]), reason) for place, reason in untested)
         if ran is None:
-            return taken
-        values = taken.new_zeros((len(positions), *taken.shape[1:]))
-        values[torch.from_numpy(np.arange(len(positions))[places])] = taken
+            return good_values
+        values = good_values.new_zeros((len(positions), *good_values.shape[1:]))
+        values[torch.from_numpy(np.arange(len(positions))[places])] = good_values
         return values
 
     # --- single nodes ------------------------------------------------------------------------------------------
@@ -212,9 +212,9 @@ class RunningTask:
         try:
             return cell.call(inputs)
         except RAISED_BY_USERS:  # a cell may raise anything; find the rows at fault
-            found: Failures = []
-            outputs = _row_by_row(cell.name, cell.outputs, end - begin, inputs, lambda *row: cell.call(row), found)
-            failed.extend((begin + position, reason) for position, reason in found)
+            failures: Failures = []
+            outputs = _row_by_row(cell.name, cell.outputs, end - begin, inputs, lambda *row: cell.call(row), failures)
+            failed.extend((begin + position, reason) for position, reason in failures)
             return outputs
 
     def _inputs(self, positions: slice | Ints, padded: int, num_inputs: int, *, stay: bool) -> Outputs:
@@ -264,9 +264,9 @@ class RunningTask:
                 for at in range(0, room, MAX_HOISTED_ROWS)
             ]
         except RAISED_BY_USERS:  # a cell may raise anything; find the rows at fault
-            found: Failures = []
-            made = _row_by_row(cell.name, cell.hoisted, total, columns, lambda *row: cell.hoist(row), found)
-            self._bad = dict(found)
+            failures: Failures = []
+            made = _row_by_row(cell.name, cell.hoisted, total, columns, lambda *row: cell.hoist(row), failures)
+            self._bad = dict(failures)
             self._hoisted = tuple([torch.cat((rows, rows[-1:].expand(room - total, *rows.shape[1:]))) for rows in made])
             return self._hoisted
         self._hoisted = blocks[0] if len(blocks) == 1 else tuple(map(torch.cat, zip(*blocks, strict=True)))
@@ -291,8 +291,8 @@ class RunningTask:
             hoisted = self._inputs(running, padded, num_step_inputs, stay=moves.stop == moves.start)
         size = len(hoisted)
 
-        def step(*given: Tensor) -> Outputs:
-            return cell.call(given) if self._memories is not None else cell.step(given[:size], given[size:])
+        def step(*arguments: Tensor) -> Outputs:
+            return cell.call(arguments) if self._memories is not None else cell.step(arguments[:size], arguments[size:])
 
         if self._bad:
             failed.extend((position, self._bad[position]) for position in range(begin, end) if position in self._bad)
@@ -309,10 +309,10 @@ class RunningTask:
         try:
             outputs = step(*hoisted, *state)
         except RAISED_BY_USERS:  # a cell may raise anything; find the rows at fault
-            found = Failures()
-            outputs = _row_by_row(cell.name, cell.outputs, batch, (*hoisted, *state), step, found)
+            failures = Failures()
+            outputs = _row_by_row(cell.name, cell.outputs, batch, (*hoisted, *state), step, failures)
             places = range(batch) if ran is None else ran.tolist()
-            failed.extend((begin + places[position], reason) for position, reason in found)
+            failed.extend((begin + places[position], reason) for position, reason in failures)
         first = len(outputs) - num_state
         stays = [i >= first and new is state[i - first] for i, new in enumerate(outputs)]  # a returned input
         moving = [new for new, still in zip(outputs, stays, strict=True) if not still]
@@ -344,8 +344,8 @@ class RunningTask:
 
 def _taken(values: Tensor, positions: Ints) -> Tensor:
     """Return the values at these positions, in memory of their own."""
-    taken = torch.from_numpy(as_array(values).take(positions, 0))
-    return taken.view(torch.bfloat16) if values.dtype == torch.bfloat16 else taken
+    chosen = torch.from_numpy(as_array(values).take(positions, 0))
+    return chosen.view(torch.bfloat16) if values.dtype == torch.bfloat16 else chosen
 
 
 def _among(positions: Ints, ran: Ints | None) -> tuple[Ints | slice, Ints]:
@@ -353,8 +353,8 @@ def _among(positions: Ints, ran: Ints | None) -> tuple[Ints | slice, Ints]:
     if ran is None:
         return slice(None), positions
     rows = np.searchsorted(ran, positions)
-    found = np.flatnonzero(np.isin(positions, ran))
-    return found, rows[found]
+    among = np.flatnonzero(np.isin(positions, ran))
+    return among, rows[among]
 
 
 def _chosen(rows: Tensor, begin: int, padded: int, ran: Ints | None) -> Tensor:

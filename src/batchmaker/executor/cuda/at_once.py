@@ -197,9 +197,9 @@ class TaskProgram:
             for output, table in enumerate(keep.tables):
                 places, column = self._column(words, planned, output, 0)
                 column[places[positions]] = bases[table] + keep.rows * size[table]
-        for found in fetches:
-            places, column = self._column(words, planned, found.output, 1)
-            column[places[found.positions]] = found.addresses(blocks)
+        for fetch in fetches:
+            places, column = self._column(words, planned, fetch.output, 1)
+            column[places[fetch.positions]] = fetch.addresses(blocks)
 
     def recorded(self, planned: PlannedTask) -> Launch:
         """Return the recording of a planned task. When it runs, its block is in turn and its inputs are in `px`."""

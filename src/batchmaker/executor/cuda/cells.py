@@ -166,22 +166,26 @@ class DeviceCells:
         """Return the cell's programs for whole tasks of chains; None if its steps run one by one."""
         if type_id not in self._tasks:
             cell = self.bound(type_id)
-            found = cell.recurrence(num_step_inputs)
-            self._tasks[type_id] = None if found is None else self._task_form(type_id, cell, found, num_step_inputs)
+            recurrence = cell.recurrence(num_step_inputs)
+            self._tasks[type_id] = (
+                None if recurrence is None else self._task_form(type_id, cell, recurrence, num_step_inputs)
+            )
         return self._tasks[type_id]
 
-    def _task_form(self, type_id: TypeId, cell: BoundCell, found: Recurrence, num_step_inputs: int) -> TaskForm | None:
+    def _task_form(
+        self, type_id: TypeId, cell: BoundCell, recurrence: Recurrence, num_step_inputs: int
+    ) -> TaskForm | None:
         most = 2 * self._types[type_id].max_batch  # in a task, new chains may follow chains that end
         sizes = [1]
         while sizes[-1] < most:
             sizes.append(4 * sizes[-1])  # few sizes: each needs a kernel, and unused rows cost little
-        program = TaskProgram(self._place, cell.name, found, sizes)
+        program = TaskProgram(self._place, cell.name, recurrence, sizes)
         if not program.is_used:
             return None
-        weights = found.weights
+        weights = recurrence.weights
         spec = ValueSpec((weights.gates * weights.hidden,), cell.outputs[0].dtype)
         project = DeviceProgram(
-            self._place, cell.name, lambda *inputs: found.project(*inputs), cell.inputs[:num_step_inputs], (spec,),
+            self._place, cell.name, lambda *inputs: recurrence.project(*inputs), cell.inputs[:num_step_inputs], (spec,),
             _TARGETS_OF_HOISTED, HOISTED_SIZES,
         )  # fmt: skip
         return TaskForm(HoistedRows(project, (spec,), (program.px,)), program)
@@ -219,6 +223,6 @@ def _hands_on(cell: BoundCell, num_step_inputs: int) -> bool:
     """Whether the step of a split cell reads its step inputs as they are: all of them, in their order."""
     if cell.num_hoisted_calls:
         return False
-    given = example_rows(cell.inputs[:num_step_inputs], 1)
-    made = cell.hoist(given)
-    return len(made) == len(given) and all(map(operator.is_, made, given))
+    examples = example_rows(cell.inputs[:num_step_inputs], 1)
+    made = cell.hoist(examples)
+    return len(made) == len(examples) and all(map(operator.is_, made, examples))

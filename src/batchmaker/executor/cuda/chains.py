@@ -42,8 +42,8 @@ def chains_of(task: RunTask) -> Chains | None:
     lanes, keep = task.lanes, task.keep
     assert lanes is not None
     tables = np.array(lanes.tables, np.int64)
-    kept = np.zeros(0, np.int64) if keep is None else np.sort(keep.rows)
-    if (kept[1:] == kept[:-1]).any():
+    targets = np.zeros(0, np.int64) if keep is None else np.sort(keep.rows)
+    if (targets[1:] == targets[:-1]).any():
         return None
     moved = lanes.move_rows[lanes.move_tables == tables[:, None]]  # from lane to lane
     owner = np.full(1 + max(lanes.rows.max(initial=-1), moved.max(initial=-1)), -1)
@@ -52,8 +52,8 @@ def chains_of(task: RunTask) -> Chains | None:
     begin_tables, begin_rows = np.zeros((2, len(tables), len(task.nodes)), np.int64)
     count = _follow(
         int64s(task.ends), int64s(lanes.rows), tables, int64s(lanes.move_at), int64s(lanes.move_tables),
-        int64s(lanes.move_rows), np.array(() if keep is None else keep.tables, np.int64), kept, owner, written, chain,
-        number, done, begin_tables, begin_rows,
+        int64s(lanes.move_rows), np.array(() if keep is None else keep.tables, np.int64), targets, owner, written,
+        chain, number, done, begin_tables, begin_rows,
     )  # fmt: skip
     if count < 0:
         return None
@@ -71,11 +71,12 @@ def chains_of(task: RunTask) -> Chains | None:
 @compiled
 def _follow(
     ends: Ints, rows: Ints, tables: Ints, move_at: Ints, move_tables: Ints, move_rows: Ints, kept_tables: Ints,
-    kept: Ints, owner: Ints, written: Ints, chain: Ints, number: Ints, done: Ints, begin_tables: Ints, begin_rows: Ints,
+    targets: Ints, owner: Ints, written: Ints, chain: Ints, number: Ints, done: Ints, begin_tables: Ints,
+    begin_rows: Ints,
 ) -> int:  # fmt: skip
     """Follow which chain's state each lane holds, step by step. Returns the number of chains, -1 if chains_of refuses.
 
-    Chains are numbered as they appear. kept: rows that the task writes, ascending. owner, written: [lanes] the chain
+    Chains are numbered as they appear. targets: rows that the task writes, ascending. owner, written: [lanes] the chain
     whose state a lane holds, and how many steps that had done when it wrote. chain, number: [positions]. done: [chains]
     steps. begin_tables, begin_rows: [state inputs, chains].
     """
@@ -93,15 +94,15 @@ def _follow(
                     at = -1
                     for table in kept_tables:
                         if table == move_tables[part, move]:
-                            place = np.searchsorted(kept, move_rows[part, move])
-                            if place < len(kept) and kept[place] == move_rows[part, move]:
+                            place = np.searchsorted(targets, move_rows[part, move])
+                            if place < len(targets) and targets[place] == move_rows[part, move]:
                                 return -1
-                found = -1 if at < 0 else owner[at]
-                if found >= 0 and done[found] != written[at]:
+                writer = -1 if at < 0 else owner[at]
+                if writer >= 0 and done[writer] != written[at]:
                     return -1
-                if part > 0 and found != mine:
+                if part > 0 and writer != mine:
                     return -1
-                mine = found
+                mine = writer
             if mine < 0:
                 mine = count
                 count += 1

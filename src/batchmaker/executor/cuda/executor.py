@@ -411,6 +411,6 @@ class CudaExecutor:
             last_ns = end_ns
         self._last_end_ns[place.number] = last_ns
         begin, end = task.begin_of(first), task.begin_of(done)
-        values = tuple(found.values(one.blocks, begin, end) for found in one.fetched)
+        values = tuple(fetch.values(one.blocks, begin, end) for fetch in one.fetched)
         failed = tuple(each for each in one.failed if begin <= each[0] < end)
         return StepsResult(task.task, first, done, values, failed, busy_ns / 1e9)

@@ -45,7 +45,7 @@ class Gpu:
     """
 
     def __init__(self, number: int, *, tf32: bool = False) -> None:
-        found = found_device(number)
+        gpu = found_device(number)
         self.torch_device = torch.device("cuda", number)
         self.name = torch.cuda.get_device_name(number)
         self._tf32 = tf32
@@ -54,8 +54,8 @@ class Gpu:
         self._recording = False
         self._broken: list[torch.cuda.CUDAGraph] = []
         with torch.cuda.device(number):
-            self._move_rows, self._signal = _loaded(number, found.arch, row_kernels(), ("move_rows", "signal_end"))
-        self._found = found
+            self._move_rows, self._signal = _loaded(number, gpu.arch, row_kernels(), ("move_rows", "signal_end"))
+        self._gpu = gpu
         self._layers: CudaLayers | None = None
         self._launch_on = _core().Stream.from_handle(self._stream.cuda_stream)
         self._copy = _driver().cuMemcpyHtoDAsync
@@ -108,7 +108,7 @@ class Gpu:
         """See Device.kernels."""
         number = self.torch_device.index
         with self._working():
-            loaded = _loaded(number, self._found.arch, source, names)
+            loaded = _loaded(number, self._gpu.arch, source, names)
 
         def launch(kernel: Any, grid: tuple[int, ...], *numbers: int) -> None:
             self._launch(kernel, grid, *map(np.int64, numbers))
@@ -146,18 +146,18 @@ class Gpu:
         """See Device.recurrent. If making a kernel fails, this is logged, and None is returned."""
         if self._layers is None:
             cache = CacheDirectory(default_directory())
-            self._layers = CudaLayers(self._found, CachedCompiler(Nvrtc(), cache), cache, self)
+            self._layers = CudaLayers(self._gpu, CachedCompiler(Nvrtc(), cache), cache, self)
         try:
             with self._working():
-                found = self._layers.at_once(weights, rows, steps)
+                at_once = self._layers.at_once(weights, rows, steps)
         except DeviceLostError:
             raise
         except DeviceError as error:  # without a kernel the steps run one by one
             _LOG.warning("no persistent kernel for %d rows: %s", rows, error)
             return None
-        if found is None:
+        if at_once is None:
             return None
-        kernel, least_steps = found
+        kernel, least_steps = at_once
 
         def prepare(call: CallBuffers) -> Launch:
             with self._working():

@@ -62,8 +62,8 @@ class DeviceProgram:
         self._num_columns = len(inputs) + len(outputs) * num_targets
         self._sizes = sizes
         device = place.device
-        self._given = tuple(device.zeros((sizes[-1], *spec.shape), torch_dtype(spec.dtype)) for spec in inputs)
-        self._given_columns = described(place, self._given)
+        self._buffers = tuple(device.zeros((sizes[-1], *spec.shape), torch_dtype(spec.dtype)) for spec in inputs)
+        self._buffer_columns = described(place, self._buffers)
         self._made: tuple[Tensor, ...] = ()  # outputs that are computed without a recording
         self._recordings: dict[int, _Recording] = {}
         self.note: str | None = None
@@ -71,7 +71,7 @@ class DeviceProgram:
     @property
     def num_inputs(self) -> int:
         """Number of inputs of `work`."""
-        return len(self._given)
+        return len(self._buffers)
 
     def padded(self, count: int) -> int:
         """Return the smallest supported size for `count` rows."""
@@ -108,10 +108,10 @@ class DeviceProgram:
     # --- recording -----------------------------------------------------------------------------------------------
 
     def _recording(self, size: int) -> _Recording:
-        known = self._recordings.get(size)
-        if known is None:
-            known = self._recordings[size] = self._record(size)
-        return known
+        recording = self._recordings.get(size)
+        if recording is None:
+            recording = self._recordings[size] = self._record(size)
+        return recording
 
     def _record(self, size: int) -> _Recording:
         device = self._place.device
@@ -141,11 +141,11 @@ class DeviceProgram:
         return _Recording(None)
 
     def _compute(self, count: int) -> tuple[Tensor, ...]:
-        return tuple(value.contiguous() for value in self._work(*(given[:count] for given in self._given)))
+        return tuple(value.contiguous() for value in self._work(*(one[:count] for one in self._buffers)))
 
     def _gather(self, count: int) -> None:
         place = self._place
-        place.device.move_rows(place.where, HEADER_WORDS, self._given_columns, count, to_addresses=False)
+        place.device.move_rows(place.where, HEADER_WORDS, self._buffer_columns, count, to_addresses=False)
 
     def _scatter(self, count: int, columns: Tensor) -> None:
         place, first = self._place, HEADER_WORDS + self.num_inputs * count
@@ -169,7 +169,7 @@ class DeviceProgram:
 
     def _one_by_one(self, device: Device, count: int) -> Iterable[tuple[int, str]]:
         for position in range(count):
-            rows = tuple(given[position : position + 1] for given in self._given)
+            rows = tuple(one[position : position + 1] for one in self._buffers)
             try:
                 self._keep(device.compute_waiting(lambda rows=rows: self._work(*rows)), position)  # type: ignore[misc]
             except (DeviceLostError, torch.OutOfMemoryError):

@@ -66,8 +66,8 @@ class DeviceTables:
         """Write data of a request, [count, *shape], into rows that no submitted step reads."""
         if table not in self._host or len(self._host[table]) < self._num_rows[table]:
             self._grow_host(table)
-        given = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-        self._host[table][rows] = given
+        source = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+        self._host[table][rows] = source
 
     def bases(self, place: Place, *used: Ints) -> Ints:
         """Return the address of the first row of each table on a place, [tables].
@@ -85,11 +85,11 @@ class DeviceTables:
         size = row_bytes(self._specs[table])
         if table in self._host:
             return self._host[table].data_ptr() + rows * size
-        found = self._part(place, table).data_ptr() + rows * size
+        addresses = self._part(place, table).data_ptr() + rows * size
         if len(self._places) > 1:
             held = self._bring(place, table, rows)
-            found[held == 0] = 0
-        return found
+            addresses[held == 0] = 0
+        return addresses
 
     def targets(self, place: Place, table: TableId, rows: Ints) -> Ints:
         """Return the addresses to which a place writes these rows. From its next step on it alone holds them."""

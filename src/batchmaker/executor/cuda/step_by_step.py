@@ -86,9 +86,9 @@ class SteppedTask:
             positions = np.arange(len(task.nodes)) if keep.positions is None else keep.positions
             for output, table in enumerate(keep.tables):
                 self._put_targets(positions, output, KEEP, keep.rows, bases[table], tables.row_bytes[table])
-        for found in self.fetched:
-            rows, size = np.arange(len(found.positions)), row_bytes(found.spec)
-            self._put_targets(found.positions, found.output, FETCH, rows, found.base(self.blocks), size)
+        for fetch in self.fetched:
+            rows, size = np.arange(len(fetch.positions)), row_bytes(fetch.spec)
+            self._put_targets(fetch.positions, fetch.output, FETCH, rows, fetch.base(self.blocks), size)
 
     def _fill_chains(self, tables: DeviceTables, bases: Ints) -> None:
         """Write the addresses of what is only in steps of chains: of hoisted values, and of the state and its lanes."""
@@ -97,8 +97,8 @@ class SteppedTask:
         num_given, hoisted = len(self._cell.inputs) - self._num_state, self._hoisted
         if hoisted is None:
             for port in range(num_given):
-                given = self._chosen(task.source_tables[port]), self._chosen(task.source_rows[port])
-                self._put_sources(chained, port, *given, tables, bases)
+                places = self._chosen(task.source_tables[port]), self._chosen(task.source_rows[port])
+                self._put_sources(chained, port, *places, tables, bases)
         else:
             num_given, rows = len(hoisted.specs), np.arange(len(chained))
             for part in range(num_given):
@@ -123,11 +123,11 @@ class SteppedTask:
         put_rows(self.blocks.words, at[positions], self._stride[positions], column, int64s(rows), int(base), int(size))
 
     def _put_sources(
-        self, positions: Ints, column: int, tables: Ints, rows: Ints, known: DeviceTables, bases: Ints
+        self, positions: Ints, column: int, tables: Ints, rows: Ints, of: DeviceTables, bases: Ints
     ) -> None:
         put_sources(
             self.blocks.words, self._inputs[positions], self._stride[positions], column, int64s(tables), int64s(rows),
-            bases, known.row_bytes,
+            bases, of.row_bytes,
         )  # fmt: skip
 
 
@@ -155,9 +155,9 @@ def fill_hoisted(
         at = int(blocks.body[launch]) + np.arange(count)
         stride = np.full(count, program.padded(count))
         for port in range(program.num_inputs):
-            given = int64s(source_tables[port, mine])
-            bases = tables.bases(place, given)
-            put_sources(words, at, stride, port, given, int64s(source_rows[port, mine]), bases, tables.row_bytes)
+            numbers = int64s(source_tables[port, mine])
+            bases = tables.bases(place, numbers)
+            put_sources(words, at, stride, port, numbers, int64s(source_rows[port, mine]), bases, tables.row_bytes)
         for part in range(len(hoisted.specs)):
             base, size = hoisted.rows_at(part)
             put_rows(words, at, stride, program.num_inputs + part, int64s(rows[mine]), base, size)

@@ -33,7 +33,7 @@ class Watcher:
         self._places = list(places)
         self._notify = notify
         self._busy = threading.Event()
-        self._over = False
+        self._has_ended = False
         self._thread = threading.Thread(target=self._watch, name="batchmaker-watcher", daemon=True)
         self._thread.start()
 
@@ -48,7 +48,7 @@ class Watcher:
 
     def stop(self) -> None:
         """End the thread."""
-        self._over = True
+        self._has_ended = True
         self._busy.set()
         self._thread.join()
 
@@ -59,7 +59,7 @@ class Watcher:
             if not self._busy.wait(timeout=0):
                 self._busy.wait()
                 heard_s = time.monotonic()
-            if self._over:
+            if self._has_ended:
                 return
             # Race: another thread submits work and then calls `wake`. Clear first, then look: work that the look misses
             # sets the event after the clear.

@@ -138,20 +138,22 @@ class Signature:
 
     def check_input(self, name: str, datatype: str, shape: Sequence[int], limits: Limits) -> TensorSpec:
         """Return the input of this name. INVALID if there is none, or it takes no tensor of this datatype and shape."""
-        specs = {spec.name: spec for spec in self.inputs}
-        if name not in specs:
-            near = nearest_name(name[:64], specs)
+        for spec in self.inputs:
+            if spec.name == name:
+                break
+        else:
+            near = nearest_name(name[:64], [spec.name for spec in self.inputs])
             raise invalid(f"unknown input {name[:64]!r}; the inputs are {_listed(self.inputs)}.{near}")
-        spec = specs[name]
-        if kind_of(spec.datatype) != kind_of(datatype) and not self._is_pcm(spec, datatype):
+        alike = datatype == spec.datatype or kind_of(datatype) == kind_of(spec.datatype)
+        if not alike and not self._is_pcm(spec, datatype):
             raise invalid(f"input {name!r}: got {datatype}, expected {spec.datatype}")
-        sizes = (1,) if spec.single and not shape else shape
-        fits = len(sizes) == len(spec.shape) and all(
-            want in (-1, got) for got, want in zip(sizes, spec.shape, strict=True)
-        )
+        sizes = (1,) if not shape and spec.single else shape
+        fits = len(sizes) == len(spec.shape)
+        for got, want in zip(sizes, spec.shape, strict=False):
+            fits = fits and want in (-1, got)
         if not fits:
             raise invalid(f"input {name!r}: got shape {list(shape)}, expected {list(spec.shape)} (-1: any size)")
-        if any(size > limits.max_sequence for size in sizes):
+        if max(sizes, default=0) > limits.max_sequence:
             raise invalid(f"input {name!r}: a dimension of {max(sizes)} is more than {limits.max_sequence}")
         return spec
 

@@ -68,7 +68,7 @@ def num_elements(name: str, datatype: str, shape: Sequence[int]) -> int:
         raise invalid(f"tensor {name!r}: unknown datatype {datatype[:32]!r}; known: {', '.join(NUMPY)}")
     if len(shape) > MAX_DIMENSIONS:
         raise invalid(f"tensor {name!r}: {len(shape)} dimensions are more than {MAX_DIMENSIONS}")
-    if any(size < 0 for size in shape):
+    if min(shape, default=0) < 0:
         raise invalid(f"tensor {name!r}: shape {list(shape)} has a negative size")
     if 0 in shape and math.prod(size or 1 for size in shape) > MAX_ELEMENTS:
         raise invalid(f"tensor {name!r}: shape {list(shape)} has a size that no tensor can have")

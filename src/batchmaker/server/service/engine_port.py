@@ -84,6 +84,10 @@ class EnginePort:
         """
         return self._engine.stop(drain=drain, within_s=within_s)
 
+    def responds_within(self, seconds: float) -> bool:
+        """Whether the engine is alive and does not hang."""
+        return self._engine.responds_within(seconds)
+
     @property
     def heartbeat(self) -> Heartbeat:
         """The present activity of the engine's thread."""

@@ -121,8 +121,7 @@ class ServedModel:
     @property
     def responds(self) -> bool:
         """Whether its engine is alive and does not hang."""
-        beat = self._port.heartbeat
-        return beat.alive and beat.busy_for_s < self._limits.hung_seconds
+        return self._port.responds_within(self._limits.hung_seconds)
 
     @property
     def port(self) -> EnginePort:
