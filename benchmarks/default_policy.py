@@ -55,7 +55,7 @@ from batchmaker.graph.work import work_of
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from batchmaker.lab.simulator.costs import step_costs
 from batchmaker.lab.simulator.report import summarise
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import blueprint

@@ -29,7 +29,7 @@ from batchmaker.cost.profile import CostProfile, Overhead, ProfileOptions
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from batchmaker.lab.simulator.costs import step_costs
 from batchmaker.lab.simulator.fleet.report import summarise_fleet
-from batchmaker.lab.simulator.run import SimulatedDevice
+from batchmaker.lab.simulator.simulate import SimulatedDevice
 from batchmaker.lab.zoo.blueprint import blueprint
 from provenance import made_by
 

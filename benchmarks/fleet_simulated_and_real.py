@@ -37,7 +37,7 @@ from batchmaker.cli.simulate.fleet_options import FleetAsk  # noqa: E402
 from batchmaker.cli.workload import make_workload  # noqa: E402
 from batchmaker.lab.simulator.costs import step_costs  # noqa: E402
 from batchmaker.lab.simulator.fleet.report import summarise_fleet  # noqa: E402
-from batchmaker.lab.simulator.run import SimulatedDevice  # noqa: E402
+from batchmaker.lab.simulator.simulate import SimulatedDevice  # noqa: E402
 from batchmaker.lab.zoo.blueprint import blueprint  # noqa: E402
 from pages import fill  # noqa: E402
 from provenance import made_by  # noqa: E402

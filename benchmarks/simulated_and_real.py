@@ -50,7 +50,7 @@ from batchmaker.graph.work import work_of
 from batchmaker.lab.datasets import poisson_arrivals
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from batchmaker.lab.simulator.costs import step_costs
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry

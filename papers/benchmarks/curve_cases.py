@@ -31,7 +31,7 @@ from batchmaker.lab.datasets import (
     translation_lengths,
 )
 from batchmaker.lab.simulator.costs import step_costs
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import Blueprint, blueprint
 from batchmaker.policies.agenda import AgendaPolicy

@@ -35,7 +35,7 @@ from batchmaker.cli.simulate import workload
 from batchmaker.cli.simulate.study import make_policy
 from batchmaker.lab.simulator.costs import step_costs
 from batchmaker.lab.simulator.report import summarise
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered
 from lazybatching_cases import (
     IMPROVED,

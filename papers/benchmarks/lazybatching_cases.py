@@ -17,7 +17,7 @@ from batchmaker.cost.profile import CostProfile
 from batchmaker.graph.work import work_of
 from batchmaker.lab.datasets import lazybatching_lengths, read_aligned
 from batchmaker.lab.simulator.costs import step_costs
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Offered, ShapedRequests, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import blueprint

@@ -36,7 +36,7 @@ from batchmaker.graph.spec import TypeId
 from batchmaker.lab.datasets import poisson_arrivals
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from batchmaker.lab.simulator.costs import step_costs
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import Blueprint
 from batchmaker.model.model import Model

@@ -29,7 +29,7 @@ from batchmaker.graph.values import HostValues
 from batchmaker.lab import zoo
 from batchmaker.lab.datasets import lazybatching_lengths, poisson_arrivals
 from batchmaker.lab.simulator.costs import step_costs
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import blueprint
 from batchmaker_papers.npu.costs import npu_costs

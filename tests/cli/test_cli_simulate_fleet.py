@@ -18,7 +18,7 @@ from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
 from batchmaker.errors import OptionError
 from batchmaker.lab import zoo
 from batchmaker.lab.simulator.costs import StepCosts
-from batchmaker.lab.simulator.run import SimulatedDevice
+from batchmaker.lab.simulator.simulate import SimulatedDevice
 from batchmaker.lab.zoo.blueprint import blueprint
 
 Command = Callable[..., Result]

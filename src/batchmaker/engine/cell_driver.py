@@ -42,7 +42,8 @@ from batchmaker.core.events import (
 from batchmaker.core.scheduler import Scheduler
 from batchmaker.engine import lone_runs
 from batchmaker.engine.arrivals import Arrivals
-from batchmaker.engine.driver import OnDevice, at_fault, blamed, error_of
+from batchmaker.engine.driver import OnDevice
+from batchmaker.engine.failures import at_fault, blamed, error_of
 from batchmaker.engine.lone_runs import LoneRuns, results_of
 from batchmaker.engine.observers import Onlooker, call_quietly
 from batchmaker.engine.open_sequences import Sequences

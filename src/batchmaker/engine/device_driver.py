@@ -28,7 +28,7 @@ from batchmaker.device.layout import NONE
 from batchmaker.device.memory import Sizes
 from batchmaker.device.plan import PlannedType, RequestPlan, plan_of
 from batchmaker.device.proof import TriedCell, can_end, num_steps, prove
-from batchmaker.engine.driver import blamed
+from batchmaker.engine.failures import blamed
 from batchmaker.engine.request import InFlight, Settled, Ticket
 from batchmaker.engine.stats import DriverStats
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CancelledError, DeadlineError, DeviceError, said_by

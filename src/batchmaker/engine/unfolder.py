@@ -14,7 +14,7 @@ from batchmaker.clock import Clock
 from batchmaker.compile.run_form import AT_ITS_LENGTH
 from batchmaker.core.events import CellTypeAdded, Event, GraphExtended, RequestArrived, RequestFailed
 from batchmaker.engine.arrivals import Arrivals
-from batchmaker.engine.driver import blamed
+from batchmaker.engine.failures import blamed
 from batchmaker.engine.request import InFlight, Settled, Ticket
 from batchmaker.engine.stats import DriverStats
 from batchmaker.engine.stop_tests import said_end

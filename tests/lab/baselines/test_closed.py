@@ -16,7 +16,7 @@ from batchmaker.graph.values import HostValues
 from batchmaker.lab import zoo
 from batchmaker.lab.baselines import ClosedPolicy
 from batchmaker.lab.simulator.costs import StepCosts
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 
 NUMBER = ValueSpec((), "int64")

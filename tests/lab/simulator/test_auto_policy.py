@@ -22,7 +22,7 @@ from batchmaker.graph.cell_graph import Work
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.values import HostValues
 from batchmaker.lab.simulator.costs import StepCosts, step_costs
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.simulation import Computed
 from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Records, SimulatedModel, SimulatedRequest

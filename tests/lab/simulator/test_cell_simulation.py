@@ -14,7 +14,7 @@ from simulated_models import CHAIN, PAIR, chain, costs, offered, pair, random_ar
 
 from batchmaker.errors import InvariantError, OptionError
 from batchmaker.lab.simulator.costs import StepCosts
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.simulation import Computed
 from batchmaker.lab.simulator.workload import GIVEN_UP, REFUSED, Offered, Records
 from batchmaker.policies.base import Admission, CellPolicy

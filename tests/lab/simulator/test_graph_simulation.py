@@ -19,7 +19,7 @@ from batchmaker.lab.baselines.orloj import OrlojPolicy
 from batchmaker.lab.baselines.window import WindowPolicy
 from batchmaker.lab.datasets import poisson_arrivals
 from batchmaker.lab.simulator.graph_simulation import PaddedCost
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.simulation import Computed
 from batchmaker.lab.simulator.workload import GIVEN_UP, SimulatedModel, SimulatedRequest
 from batchmaker.policies.base import GraphPolicy

@@ -9,7 +9,7 @@ from simulated_models import CHAIN, PAIR, chain, costs, offered, pair
 
 from batchmaker.cost.profile import Overhead
 from batchmaker.errors import OptionError
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.simulation import Computed
 from batchmaker.policies.auto import AutoPolicy
 from batchmaker.policies.base import CellPolicy

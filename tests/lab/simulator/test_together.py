@@ -14,7 +14,7 @@ from batchmaker.cost.profile import CostProfile, ProfileOptions
 from batchmaker.errors import OptionError
 from batchmaker.graph.work import work_of
 from batchmaker.lab.baselines.window import WindowPolicy
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.simulation import Computed
 from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel

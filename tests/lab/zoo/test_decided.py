@@ -20,7 +20,7 @@ from batchmaker.graph.regions import segments_of
 from batchmaker.lab import zoo
 from batchmaker.lab.simulator.costs import StepCosts
 from batchmaker.lab.simulator.decisions import Deciding
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.simulation import Computed
 from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedRequest

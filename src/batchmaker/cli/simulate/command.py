@@ -28,7 +28,7 @@ from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
 from batchmaker.lab.plots.sweeps import draw_panels
 from batchmaker.lab.simulator.costs import NO_OVERHEAD, step_costs
-from batchmaker.lab.simulator.run import SimulatedDevice
+from batchmaker.lab.simulator.simulate import SimulatedDevice
 from batchmaker.lab.zoo.blueprint import Blueprint, blueprint
 
 DEFAULT_POLICIES: Final = ("serial", "graph", "cellular", "auto")

@@ -29,7 +29,7 @@ from batchmaker.lab.simulator.fleet.records import FleetRecords, FleetWork
 from batchmaker.lab.simulator.fleet.replicas import Replicas
 from batchmaker.lab.simulator.fleet.report import summarise_fleet
 from batchmaker.lab.simulator.fleet.run import FleetPlan, simulate_fleet
-from batchmaker.lab.simulator.run import SimulatedDevice
+from batchmaker.lab.simulator.simulate import SimulatedDevice
 from batchmaker.lab.simulator.workload import SimulatedModel, SimulatedRequest
 from batchmaker.policies.base import CellPolicy
 

@@ -16,7 +16,7 @@ from batchmaker.cli.simulate.workload import SimulatedArrivals, SimulatedWorkloa
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
 from batchmaker.lab.simulator.graph_simulation import PaddedCost
-from batchmaker.lab.simulator.run import SimulatedDevice
+from batchmaker.lab.simulator.simulate import SimulatedDevice
 from batchmaker.lab.zoo.blueprint import Blueprint
 
 

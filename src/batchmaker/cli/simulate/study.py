@@ -13,7 +13,7 @@ from batchmaker.arrays import Floats
 from batchmaker.cost.profile import CostProfile
 from batchmaker.engine.setup import wants_costs
 from batchmaker.lab.simulator.report import summarise
-from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.simulate import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from batchmaker.clock import Clock
 from batchmaker.core.commands import Fail, Reply
 from batchmaker.core.events import RequestCancelled, RequestId, TimePassed
-from batchmaker.engine.driver import error_of
+from batchmaker.engine.failures import error_of
 from batchmaker.engine.request import Settled, Ticket
 from batchmaker.engine.stats import DriverStats, StepsSeen
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CellError, InvalidRequestError, ModelError, said_by

@@ -19,7 +19,7 @@ from batchmaker.lab.simulator.fleet.exact import ExactReplicas
 from batchmaker.lab.simulator.fleet.fast import FastReplicas
 from batchmaker.lab.simulator.fleet.records import FleetRecords, FleetWork
 from batchmaker.lab.simulator.fleet.run import FleetPlan, simulate_fleet
-from batchmaker.lab.simulator.run import SimulatedDevice
+from batchmaker.lab.simulator.simulate import SimulatedDevice
 from batchmaker.lab.simulator.workload import ShapedRequests, SimulatedModel, SimulatedRequest
 from batchmaker.policies.cellular import CellularPolicy
 

@@ -14,7 +14,7 @@ from batchmaker.fleet.routing import RULES, Router
 from batchmaker.fleet.scaling import ScalingRule
 from batchmaker.lab.simulator.fleet.fast import FastReplicas, why_not_fast
 from batchmaker.lab.simulator.fleet.records import FleetRecords
-from batchmaker.lab.simulator.run import SimulatedDevice
+from batchmaker.lab.simulator.simulate import SimulatedDevice
 from batchmaker.lab.simulator.workload import SimulatedModel
 from batchmaker.policies.agenda import AgendaPolicy
 from batchmaker.policies.cellular import CellularPolicy

@@ -11,7 +11,7 @@ from batchmaker.fleet.routing import Router
 from batchmaker.lab.simulator.cell_simulation import CellSimulation
 from batchmaker.lab.simulator.fleet.records import ANSWERED, FleetWork
 from batchmaker.lab.simulator.fleet.replicas import ENDED, NEXT, ROWS, SEQUENCES, STEPS, UNANSWERED, WORK_NS, Replicas
-from batchmaker.lab.simulator.run import SimulatedDevice
+from batchmaker.lab.simulator.simulate import SimulatedDevice
 from batchmaker.lab.simulator.simulation import OfFleet
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
 from batchmaker.policies.base import CellPolicy

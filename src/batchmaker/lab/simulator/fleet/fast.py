@@ -17,7 +17,7 @@ from batchmaker.lab.simulator.fleet import fast_loop, replica_tasks
 from batchmaker.lab.simulator.fleet.records import FleetWork
 from batchmaker.lab.simulator.fleet.replica_tasks import ChainCosts, ReplicaTables
 from batchmaker.lab.simulator.fleet.replicas import Replicas
-from batchmaker.lab.simulator.run import SimulatedDevice
+from batchmaker.lab.simulator.simulate import SimulatedDevice
 from batchmaker.lab.simulator.workload import SimulatedModel, SimulatedRequest
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.cellular import CellularPolicy
