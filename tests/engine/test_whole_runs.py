@@ -567,9 +567,9 @@ def test_requests_alone_and_many_take_the_form_that_is_faster_for_them(monkeypat
         began = []
         before = Unfolder.begin
 
-        def begin(self: Unfolder, tickets: Any, events: Any, settle: Any, in_flight: int, alone: Any) -> Any:
-            began.append((len(tickets), in_flight))
-            return before(self, tickets, events, settle, in_flight, alone)
+        def begin(self: Unfolder, tickets: Any, events: Any, settle: Any, in_flight: int, *others: Any) -> Any:
+            began.append((sum(ticket.num_requests for ticket in tickets), in_flight))
+            return before(self, tickets, events, settle, in_flight, *others)
 
         monkeypatch.setattr(Unfolder, "begin", begin)
         answers = engine.map([x] * 40, progress=False)

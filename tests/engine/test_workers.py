@@ -95,7 +95,7 @@ class Doing:
 
 
 def tickets(count: int) -> list[Any]:
-    return [SimpleNamespace(request=[1], worker=None, answer=None, work=0) for _ in range(count)]
+    return [SimpleNamespace(request=[1], worker=None, answer=None, work=0, bulk=None) for _ in range(count)]
 
 
 def test_a_worker_in_a_long_turn_gets_nothing_while_there_is_another() -> None:

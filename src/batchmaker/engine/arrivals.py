@@ -24,6 +24,8 @@ from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding
 
 Write = Callable[[TableId, slice | NDArray[np.int64], Any], None]
+Asked = tuple[int, Any, KeptState | None]
+"""Of a request: the number of its model, itself, and the state before it; see TemplateCache.look."""
 
 
 @final
@@ -45,25 +47,15 @@ class Arrivals:
         """The templates of all shapes seen."""
         return self._templates
 
-    def draw(self, tickets: Sequence[Ticket], level: int = 0) -> tuple[list[TemplateValues | None], list[Sight | None]]:
+    def draw(self, asked: Sequence[Asked], level: int = 0) -> tuple[list[TemplateValues | None], list[Sight | None]]:
         """Find the templates of these requests, and lay out their values.
 
         Returns two lists with one entry for each request: its template and values, or None if it must be unfolded; and
         what `recorded` needs of it. A wrong request must be unfolded, because that raises its error. level: see
         Unfolding.
         """
-        sights = self._templates.look(
-            [
-                (
-                    one.model_id,
-                    one.request,
-                    None if (c := one.chunk) is None else self._before(one) if c.last else c.sequence.state,
-                )
-                for one in tickets
-            ],
-            level,
-        )
-        from_templates: list[TemplateValues | None] = [None] * len(tickets)
+        sights = self._templates.look(asked, level)
+        from_templates: list[TemplateValues | None] = [None] * len(asked)
         forms: dict[Hashable, tuple[list[int], list[Template], list[list[Leaf]]]] = {}
         for i, sight in enumerate(sights):
             if sight is None:
@@ -90,14 +82,14 @@ class Arrivals:
                     from_templates[members[place]] = (templates[place], gathered, n)
         return from_templates, sights
 
-    def _before(self, ticket: Ticket) -> KeptState | None:
+    def before(self, ticket: Ticket) -> KeptState | None:
         """Return the state that a chunk begins with, one object for all equal ones; None for other requests."""
         chunk = ticket.chunk
         return None if chunk is None else self._templates.canonical(chunk.before) if chunk.last else chunk.before
 
     def recorded(self, ticket: Ticket, types: CellTypes[Cell], sight: Sight | None, unfolding: Unfolding) -> None:
         """Note that a request was unfolded without an error: its shape may get a template."""
-        before = self._before(ticket)
+        before = self.before(ticket)
         if sight is not None and not unfolding.open:
             self._templates.recorded(sight, ticket.model, types, ticket.request, before, unfolding)
         if before is not None and not unfolding.open:
@@ -116,6 +108,12 @@ class Arrivals:
             alike[1].append(place)
             alike[2].append(command.base - command.first_local)
         for gathered, places, shifts, tables in together.values():
-            for feed, table in enumerate(tables):
-                rows, values = gathered.rows(feed, places, shifts)
-                self._write(table, rows, values)
+            self.write(gathered, places, shifts, tables)
+
+    def write(
+        self, gathered: GatheredValues, places: Sequence[int], shifts: Sequence[int], tables: Sequence[TableId]
+    ) -> None:
+        """Write the values of some of the requests that were laid out together. places, shifts: see GatheredValues."""
+        for feed, table in enumerate(tables):
+            rows, values = gathered.rows(feed, places, shifts)
+            self._write(table, rows, values)

@@ -42,12 +42,13 @@ from batchmaker.core.events import (
 from batchmaker.core.scheduler import Scheduler
 from batchmaker.engine import lone_runs
 from batchmaker.engine.arrivals import Arrivals
+from batchmaker.engine.bulks import Bulks
 from batchmaker.engine.driver import OnDevice
 from batchmaker.engine.failures import at_fault, blamed, error_of
 from batchmaker.engine.lone_runs import LoneRuns, results_of
 from batchmaker.engine.observers import Onlooker, call_quietly
 from batchmaker.engine.open_sequences import Sequences
-from batchmaker.engine.request import GoOn, InFlight, Reset, Settled, TakeState, Ticket
+from batchmaker.engine.request import GoOn, InFlight, Reset, Settled, TakeState, Ticket, apart
 from batchmaker.engine.results import Results
 from batchmaker.engine.stats import DriverStats, StepCounts, StepsSeen
 from batchmaker.engine.stop_tests import StopTests
@@ -106,6 +107,7 @@ class CellDriver:
         self._tasks: dict[TaskId, RunTask] = {}
         self._brought = Results()
         self._arrivals = Arrivals(registry.types, max_nodes, executor.write, proven)
+        self.bulks = Bulks(self._arrivals, self._brought)
         self._unwritten: list[tuple[InFlight, Admit]] = []
         self._going_on: dict[SequenceId, Ticket] = {}
         self._num_unknown = 0
@@ -151,7 +153,7 @@ class CellDriver:
 
     def start(self, notify: Callable[[], None], settle: Callable[[Sequence[Settled]], None]) -> None:
         """See Driver.start. Chunks that fail while they wait are settled with `settle`, too."""
-        self._settle = self.sequences.settle = settle
+        self._settle = self.sequences.settle = self.bulks.settle = settle
         if self.on_device is not None:
             self.on_device.settle = settle
         self._executor.start(notify)
@@ -181,7 +183,7 @@ class CellDriver:
         holds."""
         if self.on_device is not None and self.on_device.is_full:
             return False
-        if not self._in_flight:
+        if not self._in_flight and not self.bulks.members:
             return True
         if self.begin_together is not None:
             return not self._scheduler.num_in_cohort
@@ -210,7 +212,7 @@ class CellDriver:
     def num_in_flight(self) -> int:
         """Number of requests in flight, with the chunks that wait for the one before them."""
         apart = 0 if self.on_device is None else self.on_device.num_in_flight
-        return len(self._in_flight) + self.sequences.num_waiting + apart
+        return len(self._in_flight) + len(self.bulks.members) + self.sequences.num_waiting + apart
 
     @property
     def num_sequences(self) -> int:
@@ -255,7 +257,7 @@ class CellDriver:
             self.sequences.expire(now_s)
         if self.sequences.has_news:
             events += self._following()
-        if events or self._in_flight or self._tasks:
+        if events or self._in_flight or self.bulks.members or self._tasks:
             self._handle(events or [TimePassed(now_s)])
         if self.on_device is not None:
             self.on_device.turn()
@@ -292,7 +294,8 @@ class CellDriver:
                 self._admit(admits, reads, woken)
             if self._unwritten:
                 self._fill(woken)
-            events = self._following(woken) if woken or self.sequences.has_news else ()
+            has_news = woken or self.sequences.has_news or self.bulks.failed
+            events = self._following(woken) if has_news else ()
 
     def _carry_out(self, command: Command, woken: list[InFlight]) -> None:
         """Carry out a command that is not carried out together with those beside it."""
@@ -321,6 +324,8 @@ class CellDriver:
         self._executor.submit(task)
 
     def _fail(self, command: Fail) -> None:
+        if self.bulks.members and self.bulks.fail(command, self._clock.now_s()):
+            return
         request = self._in_flight.pop(command.request)
         self._brought.leave([request])
         if request.is_withdrawn:
@@ -352,6 +357,8 @@ class CellDriver:
                 for request in failed
                 if (request_id := request.ticket.request_id) in self._in_flight
             ]
+        if self.bulks.failed:
+            events += self.bulks.take_failed(self._clock.now_s())
         while due := self.sequences.take_due():
             self._begin(due, events)
         events += [SequenceClosed(number, self._clock.now_s()) for number in self.sequences.take_closed()]
@@ -363,7 +370,10 @@ class CellDriver:
         controls = [ticket for ticket in tickets if ticket.chunk is not None and ticket.chunk.control is not None]
         requests = [ticket for ticket in tickets if ticket not in controls] if controls else tickets
         alone, self._alone_s = self._run_alone if self._may_run_alone(requests) else None, 0.0
-        begun = self._unfolder.begin(requests, events, self._settle, len(self._in_flight), alone)
+        if self.on_device is not None:
+            requests = apart(requests)
+        num_in_flight = len(self._in_flight) + len(self.bulks.members)
+        begun = self._unfolder.begin(requests, events, self._settle, num_in_flight, alone, self.bulks)
         if self.on_device is not None and self._record is None and (on_gpu := self.on_device.take(begun)):
             begun = [request for request in begun if request.ticket.request_id not in on_gpu]
             events[:] = [one for one in events if type(one) is not RequestArrived or one.request not in on_gpu]
@@ -375,7 +385,7 @@ class CellDriver:
     def _may_run_alone(self, tickets: Sequence[Ticket]) -> bool:
         """Whether requests may run one after another: nothing is in flight, they are few, and no event is recorded."""
         runs = self._lone
-        is_idle = runs is not None and runs.is_on and not self._in_flight and not self._tasks
+        is_idle = runs is not None and runs.is_on and not (self._in_flight or self.bulks.members or self._tasks)
         return is_idle and len(tickets) <= lone_runs.MOST and self._record is None
 
     def _run_alone(self, ticket: Ticket, values: TemplateValues) -> bool:
@@ -481,7 +491,7 @@ class CellDriver:
         Adds requests whose data cannot be written to `woken`, with their error.
         """
         entered, loops, top = list[InFlight](), list[tuple[int, OpenLoop]](), 0
-        for command in commands:
+        for command in self.bulks.admit(commands) if self.bulks.members else commands:
             request, base = self._in_flight[command.request], command.base
             top = max(top, base + command.num_nodes)
             graph = request.graphs.pop(0)
@@ -520,8 +530,10 @@ class CellDriver:
     def _reply(self, commands: Iterable[Reply]) -> None:
         """All values that these requests need are computed: answer them together."""
         finished = list[InFlight]()
-        for command in commands:
+        for command in self.bulks.reply(commands, self._clock.now_s()) if self.bulks.members else commands:
             finished.append(self._in_flight.pop(command.request))
+        if not finished:
+            return
         for request, error in at_fault(self._brought.gather, finished, "its result"):
             request.error = request.error or error
         self._brought.leave(finished)
@@ -556,7 +568,8 @@ class CellDriver:
         self.sequences.cancel_all()
         if self.on_device is not None:
             self.on_device.cancel_all()
-        self._handle([RequestCancelled(request_id, self._clock.now_s()) for request_id in self._in_flight])
+        ids = [*self._in_flight, *self.bulks.members]
+        self._handle([RequestCancelled(request_id, self._clock.now_s()) for request_id in ids])
 
     def withdraw(self) -> list[Ticket]:
         """See Driver.withdraw. Only requests with templates, which need not be unfolded again; those that came last."""
@@ -567,6 +580,7 @@ class CellDriver:
             if request.template_values is not None
             and request.ticket.started_s is None
             and request.ticket.worker is None
+            and request.ticket.member_of is None
             and request.error is None
             and request_id not in running
         ]

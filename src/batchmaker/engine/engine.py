@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -14,6 +15,7 @@ from typing import Any, Final, Literal, final
 
 from batchmaker.clock import RealClock
 from batchmaker.engine.answer import Answer
+from batchmaker.engine.bulks import FEWEST_IN_BULK, MOST_IN_BULK, SHARED_IN_BULK
 from batchmaker.engine.catalogue import Catalogue
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.driver import Driver
@@ -409,12 +411,16 @@ class Engine:
         """
         check_whole("max_in_flight", max_in_flight, least=1)
         served, priority = self._catalogue.find(model), checked_priority(priority)
-        results = self._submitter.map(
-            separate(requests),
-            lambda together: self._tickets.many(served, together, deadline_ms, priority),
-            max_in_flight=max_in_flight,
-            progress=progress,
-        )
+        due_s = served.due_s(self._clock.now_s(), deadline_ms)
+        can_be_bulks = due_s is None and isinstance(self.driver, CellDriver)
+
+        def tickets(together: SequenceOf[Any]) -> list[Ticket]:
+            if can_be_bulks and len(together) >= FEWEST_IN_BULK:
+                most = MOST_IN_BULK if len(self.drivers) == 1 else SHARED_IN_BULK
+                return self._tickets.bulks(served, together, priority, most)
+            return self._tickets.many(served, together, deadline_ms, priority)
+
+        results = self._submitter.map(separate(requests), tickets, max_in_flight=max_in_flight, progress=progress)
         return Ragged.join(results) if ragged else results
 
     # --- what can be seen ------------------------------------------------------------------------------------------
@@ -532,5 +538,8 @@ class Engine:
         if self._on_settled is not None:
             with self._telling:
                 for ticket, _, error in outcomes:
-                    if ticket.counted:
+                    if ticket.bulk is not None:
+                        for member, of_member in ticket.bulk.each(error):
+                            self._on_settled(member, of_member)
+                    elif ticket.counted:
                         self._on_settled(ticket, error)

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final, final
 
 from batchmaker.core.events import RequestId
-from batchmaker.engine.request import SequenceEntry, Ticket
+from batchmaker.engine.request import SequenceEntry, Ticket, apart
 from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.line import WaitingLine
 
@@ -33,7 +33,7 @@ class Incoming:
     """An inbox for all threads, and a backlog of requests, which belongs to the engine's thread.
 
     aged_every: see WaitingLine. inbox: requests that come together, and functions to call; not taken yet. held: kept
-    until the next `put_held`. num_waiting: requests in the backlog.
+    until the next `put_held`. num_waiting: requests in the backlog. bulks_came: whether a bulk ticket has ever come.
 
     Any thread may put into the inbox. `held`, `put_held` and `start_over` need the lock under which callers send.
     Everything else is for the engine's thread.
@@ -49,6 +49,8 @@ class Incoming:
         self._most_beside = 8  # how many others begin together with chunks of live streams
         self._urgent: dict[RequestId, None] = {}  # of the backlog, but for chunks
         self._num_chunks = 0  # of sequences, in the backlog
+        self._num_bulks = 0  # bulk tickets, in the backlog
+        self.bulks_came = False
 
     # --- for those who send --------------------------------------------------------------------------------------
 
@@ -102,16 +104,36 @@ class Incoming:
         """Take the first `limit` requests out of the backlog; by default, `_most_arrivals`, or `together` if these are
         more. among: these alone, all of them."""
         if among is None:
-            tickets = self._backlog.take(max(self._most_arrivals, together) if limit is None else limit)
+            most = max(self._most_arrivals, together) if limit is None else limit
+            tickets = self._take_bulks(most) if self._num_bulks else self._backlog.take(most)
         else:
             tickets = self._backlog.begin(among)
-        self.num_waiting -= len(tickets)
+        for ticket in tickets:
+            self.num_waiting -= ticket.num_requests
+            self._num_bulks -= ticket.bulk is not None
         if self._urgent:
             for ticket in tickets:
                 self._urgent.pop(ticket.request_id, None)
         if self._num_chunks:
             self._num_chunks -= sum([ticket.chunk is not None for ticket in tickets])
         return tickets
+
+    def _take_bulks(self, limit: int) -> list[Ticket]:
+        """Take tickets of so many requests out of the backlog; the last may be of more."""
+        tickets, count = list[Ticket](), 0
+        while count < limit and (one := self._backlog.take(1)):
+            tickets += one
+            count += one[0].num_requests
+        return tickets
+
+    def separate_bulks(self) -> None:
+        """Give each waiting request of a bulk a ticket of its own, so that it can begin without the others."""
+        if not self._num_bulks:
+            return
+        waiting, self._num_bulks, self.num_waiting = self._backlog.take(len(self._backlog)), 0, 0
+        self._backlog = WaitingLine(self._aged_every)
+        self._num_chunks = 0
+        self._accept(apart(waiting))
 
     def first_beside(self, *, wanted: bool) -> list[Ticket]:
         """Take chunks, as many as may begin together at all, and a few others: urgent ones alone if none is wanted."""
@@ -125,8 +147,10 @@ class Incoming:
 
     def began(self, tickets: list[Ticket], took_s: float) -> None:
         """Choose how many requests may begin together next, by the time that the last ones took."""
-        count = len(tickets)
-        if count == self._most_arrivals or (count >= FEWEST_ARRIVALS and took_s > SOON_S):
+        count = 0
+        for ticket in tickets:
+            count += ticket.num_requests
+        if count >= self._most_arrivals or (count >= FEWEST_ARRIVALS and took_s > SOON_S):
             fit = count * SOON_S / max(took_s, 1e-9)
             self._most_arrivals = int(min(max(fit, FEWEST_ARRIVALS), MOST_ARRIVALS))
 
@@ -142,7 +166,8 @@ class Incoming:
         if request_id not in self._backlog:
             return None
         ticket = self._backlog.leave(request_id)
-        self.num_waiting -= 1
+        self.num_waiting -= ticket.num_requests
+        self._num_bulks -= ticket.bulk is not None
         self._urgent.pop(request_id, None)
         self._num_chunks -= ticket.chunk is not None
         return ticket
@@ -162,7 +187,7 @@ class Incoming:
         """
         tickets, calls = self._backlog.take(len(self._backlog)), list[Callable[[], None]]()
         self._backlog = WaitingLine(self._aged_every)
-        self._num_chunks = self.num_waiting = 0
+        self._num_chunks = self._num_bulks = self.num_waiting = 0
         self._urgent.clear()
         self._accept(tickets)
         while not self.inbox.empty():
@@ -178,9 +203,14 @@ class Incoming:
 
     def _accept(self, tickets: list[Ticket]) -> None:
         self._backlog.join_all([(ticket.request_id, ticket, ticket.precedence) for ticket in tickets])
-        self._urgent.update([(t.request_id, None) for t in tickets if t.is_urgent and t.chunk is None])
-        self.num_waiting += len(tickets)
-        chunks = [ticket for ticket in tickets if ticket.chunk is not None]
-        if chunks:
-            self._num_chunks += len(chunks)
-            SequenceEntry.accept(chunks)
+        for ticket in tickets:
+            self.num_waiting += ticket.num_requests
+            if ticket.bulk is not None:
+                self._num_bulks += 1
+                self.bulks_came = True
+            elif ticket.chunk is not None:
+                self._num_chunks += 1
+            if ticket.is_urgent and ticket.chunk is None:
+                self._urgent[ticket.request_id] = None
+        if self._num_chunks:
+            SequenceEntry.accept(tickets)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import queue
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -27,7 +27,7 @@ from batchmaker.model.moved_state import MovedState
 from batchmaker.model.scope import OpenLoop
 from batchmaker.model.sequence_state import NOTHING_KEPT, KeptState
 from batchmaker.model.structure import Handle, owned
-from batchmaker.model.template_values import TemplateValues
+from batchmaker.model.template_values import GatheredValues, TemplateValues
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding, end_of_loop
 
@@ -228,11 +228,13 @@ class Ticket:
     - counted: whether it is counted as a request: no example of the engine, and no control of a sequence.
     - chunk: set if the request is a chunk of a sequence.
     - answer: the object that the caller holds. Callers of many requests have `answers` instead. place: which of theirs.
-    - has_place: it takes one of the places of `max_queue`.
+    - num_places: how many of the places of `max_queue` it takes.
     - worker: number of the one that must run it, because its sequence is there; None if any may. work: about how much
       there is to compute, beside other requests of the engine; see Workers.
     - on_value: takes each streamed value; None if nothing is streamed. See `stream`.
     - fault: what `on_value` has raised, if anything: the request fails with it.
+    - bulk: the requests, if it is a bulk ticket. num_requests: how many it stands for. member_of: for a request of a
+      bulk that has a ticket of its own, the bulk and the request's place there.
     - error: set if another thread has answered. Then the engine's thread does not answer.
 
     Attributes that few requests need are class defaults, to keep tickets cheap.
@@ -246,7 +248,10 @@ class Ticket:
     answer: Answer | None = None
     answers: AnswerTaker | None = None
     place: Any = 0
-    has_place = False
+    num_places = 0
+    bulk: Bulk | None = None
+    num_requests = 1
+    member_of: tuple[Bulk, int] | None = None
     worker: int | None = None
     work = 1
     error: BatchmakerError | None = None
@@ -313,6 +318,111 @@ class Ticket:
     def queue_s(self) -> float | None:
         """Seconds from arrival until its first cell began to run; None if none has begun."""
         return None if self.started_s is None else self.started_s - self.arrived_s
+
+
+@final
+class Bulk:
+    """Requests of one caller that come together, have no deadlines and get one answer, when all are answered.
+
+    - ticket: theirs, a *bulk ticket*. requests, ids: of each, itself and its number.
+    - results, errors, finished_s: what has come, by place; and when, in engine seconds. num_left: how many are not
+      answered.
+    - For those that have no record of their own (see Bulks), by place: their templates, their places in `gathered`,
+      where their values are, and their shifts (see InFlight), -1 until they are admitted. result_form: of all of them.
+    """
+
+    __slots__ = (
+        "errors", "finished_s", "gathered", "ids", "members", "num_left", "requests", "result_form", "results",
+        "shifts", "templates", "ticket",
+    )  # fmt: skip
+
+    def __init__(self, ticket: Ticket, requests: Sequence[Any], ids: Sequence[RequestId]) -> None:
+        count = len(ids)
+        self.ticket = ticket
+        self.requests = requests
+        self.ids = ids
+        self.results: list[Any] = [None] * count
+        self.errors: dict[int, BaseException] = {}
+        self.finished_s = [0.0] * count
+        self.num_left = count
+        self.templates: list[Any] = [None] * count
+        self.members = [0] * count
+        self.shifts = [-1] * count
+        self.gathered: GatheredValues | None = None
+        self.result_form: Hashable = None
+
+    def begin(
+        self, places: Sequence[int], templates: Sequence[Template], gathered: GatheredValues, members: Sequence[int]
+    ) -> None:
+        """Note the templates and values of requests that begin without records of their own."""
+        self.gathered, self.result_form = gathered, templates[0].result_form
+        for place, template, member in zip(places, templates, members, strict=True):
+            self.templates[place], self.members[place] = template, member
+
+    def ticket_of(self, place: int) -> Ticket:
+        """Return a ticket for one of the requests, whose outcome comes back by `in_bulks`."""
+        of = self.ticket
+        mine = Ticket(
+            self.ids[place], self.requests[place], of.arrived_s, None, model=of.model, model_id=of.model_id,
+            priority=of.priority,
+        )  # fmt: skip
+        mine.member_of, mine.worker, mine.counted = (self, place), of.worker or 0, of.counted
+        return mine
+
+    def tickets(self) -> list[Ticket]:
+        """Return a ticket for each of the requests; see `ticket_of`."""
+        return [self.ticket_of(place) for place in range(len(self.ids))]
+
+    def put(self, place: int, result: Any, error: BaseException | None, now_s: float) -> None:
+        """Take the outcome of one request."""
+        if error is None:
+            self.results[place] = result
+        else:
+            self.errors[place] = error
+        self.finished_s[place] = now_s
+        self.num_left -= 1
+
+    @property
+    def latencies_s(self) -> list[float]:
+        """Seconds from arrival to answer, of the requests that have a result."""
+        arrived_s, errors = self.ticket.arrived_s, self.errors
+        return [at_s - arrived_s for place, at_s in enumerate(self.finished_s) if place not in errors]
+
+    def each(self, error: BaseException | None) -> Iterator[tuple[Ticket, BaseException | None]]:
+        """Yield the requests as if each had had its own ticket, and the error of each. error: of all of them, if any.
+
+        For those who count or observe requests.
+        """
+        of = self.ticket
+        for place in range(len(self.ids)):
+            ticket, mine = self.ticket_of(place), error or self.errors.get(place)
+            ticket.started_s = of.started_s
+            ticket.finished_s = self.finished_s[place] or of.finished_s
+            yield ticket, mine
+
+
+def apart(tickets: Sequence[Ticket]) -> list[Ticket]:
+    """Return tickets, and in place of each bulk ticket one for each of its requests."""
+    return [one for ticket in tickets for one in ([ticket] if ticket.bulk is None else ticket.bulk.tickets())]
+
+
+def in_bulks(outcomes: Sequence[Settled], now_s: float) -> Sequence[Settled]:
+    """Give outcomes of requests of bulks to their bulks. Return the others, and the bulk tickets that are answered."""
+    for ticket, _, _ in outcomes:
+        if ticket.member_of is not None:
+            break
+    else:
+        return outcomes
+    others, bulks = list[Settled](), dict[Bulk, None]()
+    for ticket, result, error in outcomes:
+        if ticket.member_of is None:
+            others.append((ticket, result, error))
+            continue
+        bulk, place = ticket.member_of
+        bulk.put(place, result, error, now_s)
+        bulk.ticket.num_cells += ticket.num_cells
+        bulks[bulk] = None
+    return others + [(bulk.ticket, None, None) for bulk in bulks if not bulk.num_left]
 
 
 Settled = tuple[Ticket, Any, BaseException | None]

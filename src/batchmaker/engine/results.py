@@ -114,6 +114,16 @@ class ResultTable:
             values = values.view(torch.bfloat16)
         return values.view(len(nodes), *self._spec.shape) if self._spec.shape else values
 
+    def read_each(self, nodes: Ints) -> list[Any]:
+        """As `read`, a value for each node: Python numbers or tensors, each with memory of its own."""
+        values = self.read(nodes)
+        return [values[0]] if len(values) == 1 and values.ndim > 1 else objects(values)
+
+    def read_parts(self, nodes: Sequence[Ints]) -> list[Tensor]:
+        """As `read`, a tensor [its nodes, *shape] for each of these, each with memory of its own."""
+        parts: list[Tensor] = _SPLIT_COPY(self.read(np.concatenate(nodes)), list(map(len, nodes)))
+        return parts
+
     def leave(self, nodes: Ints) -> None:
         """Let go of the values of nodes, each once, whether they have come or not."""
         if self._places is None:
@@ -183,9 +193,7 @@ class Results:
         loops: of new graphs, each with its shift. num_nodes: one past the highest number of a node that may run.
         """
         if num_nodes > self._num_nodes:
-            self.tables.fit(num_nodes)
-            self.tests.fit(num_nodes)
-            self._num_nodes = num_nodes
+            self.fit(num_nodes)
         if loops:
             self.tests.enter(loops)
         for request in requests:
@@ -198,14 +206,28 @@ class Results:
                 self._awaits_values[slot] = True
                 self._num_awaiting += 1
 
-    def _fit(self, num_slots: int) -> None:
+    def fit(self, num_nodes: int, num_slots: int = 0) -> None:
+        """Have room for node numbers below `num_nodes`, and slots below `num_slots`."""
+        if num_nodes > self._num_nodes:
+            self.tables.fit(num_nodes)
+            self.tests.fit(num_nodes)
+            self._num_nodes = num_nodes
         if num_slots > len(self._by_slot):
-            self._by_slot += [None] * (max(num_slots, 2 * len(self._by_slot)) - len(self._by_slot))
-            missing = np.zeros(max(0, len(self._by_slot) - len(self._awaits_values)), np.bool_)
-            self._awaits_values, self._waits = (
-                np.concatenate((self._awaits_values, missing)),
-                np.concatenate((self._waits, missing)),
-            )
+            self._fit(num_slots)
+
+    def let_go(self, extents: Ints) -> None:
+        """Let go of the values of nodes: [extents, 2] first node, and number of nodes."""
+        nodes = _spread(extents)
+        for table in self.tables.wide:
+            table.leave(nodes)
+
+    def _fit(self, num_slots: int) -> None:
+        self._by_slot += [None] * (max(num_slots, 2 * len(self._by_slot)) - len(self._by_slot))
+        missing = np.zeros(max(0, len(self._by_slot) - len(self._awaits_values)), np.bool_)
+        self._awaits_values, self._waits = (
+            np.concatenate((self._awaits_values, missing)),
+            np.concatenate((self._waits, missing)),
+        )
 
     def leave(self, requests: Sequence[InFlight]) -> None:
         """Note that requests have ended, admitted or not. Values that steps still bring for them are not used."""
@@ -265,11 +287,7 @@ class Results:
                         nodes.append(request.shift + (request.ended[mine.node] if ends else mine.node))
                 owners.append((columns, handle, len(members)))
         for (table, are_sequences), (nodes, owners) in reads.items():
-            if are_sequences:
-                _share(_SPLIT_COPY(table.read(np.concatenate(nodes)), list(map(len, nodes))), owners)
-            else:
-                read = table.read(np.array(nodes, np.int64))
-                _share([read[0]] if len(read) == 1 and read.ndim > 1 else objects(read), owners)
+            _share(table.read_parts(nodes) if are_sequences else table.read_each(np.array(nodes, np.int64)), owners)
 
     def decided(self, command: Decided) -> None:
         """Note what requests return, whose last decisions are made."""
@@ -442,13 +460,19 @@ def _nodes_of(requests: Sequence[InFlight], *, decides: bool) -> Ints:
     """Return the nodes whose values these requests may have, each once: those of their graphs, and if some of them
     decide by values what they read so, of which several may be outputs of one node."""
     extents = [(own.base, own.num_nodes) for request in requests for own in request.admitted]
-    bases, counts = np.array(extents, np.int64).reshape(-1, 2).T
-    own = np.repeat(bases - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    own = _spread(np.array(extents, np.int64).reshape(-1, 2))
     if not decides:
         return own
     collected = [place for request in requests for some in request.collected.values() for place in some]
     decided = np.concatenate((np.array(collected, np.int64), *[request.outputs for request in requests]))
     return np.unique(np.concatenate((own, decided // OUTPUTS)))
+
+
+def _spread(extents: Ints) -> Ints:
+    """Return the nodes of extents, [extents, 2] first node and number of nodes, one after the other."""
+    firsts, counts = extents.T
+    nodes: Ints = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    return nodes
 
 
 def objects(values: Tensor) -> list[Any]:

@@ -100,20 +100,28 @@ class ServiceStats:
         """Count requests that were just settled."""
         latencies_s: list[float] = []
         for ticket, _, error in outcomes:
+            if ticket.bulk is not None:
+                latencies_s += [] if error else ticket.bulk.latencies_s
+                for one in [error] * ticket.num_requests if error else ticket.bulk.errors.values():
+                    self._failed(one)
+                continue
             if ticket.deadline_s is not None:
                 self.with_deadline += 1
                 self.late += error is None and ticket.is_late
             if error is None:
                 latencies_s.append(0.0 if ticket.finished_s is None else ticket.finished_s - ticket.arrived_s)
                 continue
-            kind = type(error).__name__
-            self.failed[kind] = self.failed.get(kind, 0) + 1
-            if isinstance(error, RefusedError):
-                self.refused += 1
-            elif isinstance(error, DeadlineError):
-                self.given_up += 1
+            self._failed(error)
         self.answered += len(latencies_s)
         self.latency.add(*latencies_s)
+
+    def _failed(self, error: BaseException) -> None:
+        kind = type(error).__name__
+        self.failed[kind] = self.failed.get(kind, 0) + 1
+        if isinstance(error, RefusedError):
+            self.refused += 1
+        elif isinstance(error, DeadlineError):
+            self.given_up += 1
 
     @staticmethod
     def total(several: Sequence[ServiceStats]) -> ServiceStats:

@@ -12,6 +12,7 @@ from asyncio.events import _get_running_loop
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any, Final, Protocol, cast, final
 
 from batchmaker.clock import Clock
@@ -19,7 +20,7 @@ from batchmaker.core.events import RequestId
 from batchmaker.engine import forks
 from batchmaker.engine.answer import Answer, Handover, Values, waits_for_itself
 from batchmaker.engine.catalogue import CatalogueEntry
-from batchmaker.engine.request import Answers, Ticket
+from batchmaker.engine.request import Answers, Bulk, Ticket
 from batchmaker.errors import QueueFullError
 
 _SENT_TOGETHER: Final = 256
@@ -137,6 +138,17 @@ class Tickets:
             for request, number in zip(requests, self._ids, strict=False)
         ]
 
+    def bulks(self, served: CatalogueEntry, requests: Sequence[Any], priority: int, most: int) -> list[Ticket]:
+        """Return bulk tickets for requests that come together and have no deadline. most: requests of a ticket."""
+        now_s, tickets = self.clock.now_s(), list[Ticket]()
+        for first in range(0, len(requests), most):
+            mine = requests[first : first + most]
+            number, *ids = islice(self._ids, len(mine) + 1)
+            ticket = Ticket(number, mine, now_s, None, model=served.model, model_id=served.model_id, priority=priority)
+            ticket.bulk, ticket.num_requests, ticket.work = Bulk(ticket, mine, ids), len(mine), len(mine)
+            tickets.append(ticket)
+        return tickets
+
 
 class Sending(Handover, Protocol):
     """The part of the engine that takes requests; see `batchmaker.engine.worker.Worker`."""
@@ -210,13 +222,13 @@ class Submitter:
         """Send requests that have room."""
         try:
             for ticket in tickets:
-                ticket.has_place = self._room is not None
+                ticket.num_places = ticket.num_requests if self._room is not None else 0
             if not self._entrance.is_running:
                 self._start()
             self._entrance.send(tickets)
         except BaseException:
             if self._room is not None:
-                self._room.leave(len(tickets))
+                self._room.leave(sum([ticket.num_requests for ticket in tickets]))
             raise
 
     def _submit(self, tickets: list[Ticket]) -> list[Ticket]:
@@ -227,7 +239,7 @@ class Submitter:
             count = self._places(self._room, len(tickets), in_event_loop=running is not None)
             tickets, others = tickets[:count], tickets[count:]
             for ticket in tickets:
-                ticket.has_place = True
+                ticket.num_places = 1
         try:
             if not self._entrance.is_running:
                 self._start()
@@ -289,12 +301,18 @@ class Submitter:
                     num_sent += num_places
                     continue
                 block = answers.take()
+                num_here = 0
                 for ticket, result, error in block:
-                    results[ticket.place] = result
+                    if ticket.bulk is None:
+                        results[ticket.place] = result
+                    else:
+                        results[ticket.place : ticket.place + ticket.num_requests] = ticket.bulk.results
+                        errors += [one for _, one in sorted(ticket.bulk.errors.items())]
                     if error is not None:
                         errors.append(error)
-                num_answered += len(block)
-                count(len(block))
+                    num_here += ticket.num_requests
+                num_answered += num_here
+                count(num_here)
         if errors:
             raise errors[0]
         return results
@@ -324,6 +342,7 @@ class Submitter:
             if self._room is not None:
                 self._room.leave(len(requests))
             raise
-        for place, ticket in enumerate(tickets, first):
-            ticket.answers, ticket.place = answers, place
+        for ticket in tickets:
+            ticket.answers, ticket.place = answers, first
+            first += ticket.num_requests
         self._send(tickets)

@@ -80,7 +80,7 @@ class Unanswered:
             is_ours = request_id in self._claimed
             self._claimed[request_id] = ticket  # before the pop, for a fork by another thread
             if self._tickets.pop(request_id, None) is not None:
-                num_places += ticket.has_place
+                num_places += ticket.num_places
                 self._left_here += ticket.work
             elif not is_ours:  # another thread has answered
                 del self._claimed[request_id]
@@ -122,8 +122,8 @@ class Unanswered:
                 self._instead.pop(ticket.request_id, None)
                 continue
             self._left_instead += ticket.work
-            if ticket.has_place:
-                self._on_leave(1)
+            if ticket.num_places:
+                self._on_leave(ticket.num_places)
             ours.append((ticket, None, error))
         outbox = Outbox()
         outbox.deliver(_claimed(ours))

@@ -13,7 +13,8 @@ from typing import final
 from batchmaker.clock import Clock
 from batchmaker.compile.run_form import AT_ITS_LENGTH
 from batchmaker.core.events import CellTypeAdded, Event, GraphExtended, RequestArrived, RequestFailed
-from batchmaker.engine.arrivals import Arrivals
+from batchmaker.engine.arrivals import Arrivals, Asked
+from batchmaker.engine.bulks import Bulks
 from batchmaker.engine.failures import blamed
 from batchmaker.engine.request import InFlight, Settled, Ticket
 from batchmaker.engine.stats import DriverStats
@@ -72,19 +73,28 @@ class Unfolder:
         settle: Settle,
         num_in_flight: int = 0,
         alone: Callable[[Ticket, TemplateValues], bool] | None = None,
+        bulks: Bulks | None = None,
     ) -> list[InFlight]:
         """Let requests arrive: from their template if they have one, otherwise by running their unfold function.
 
         Returns those that have begun. settle: answers the others. num_in_flight: other requests. alone: may serve a
-        request with a template at once, and tells whether it has.
+        request with a template at once, and tells whether it has. bulks: takes bulk tickets; their requests that need
+        records of their own are among those that have begun.
         """
         if not tickets:
             return []
         begin = time.perf_counter()
         entered = []
         now_s, has_run = self._clock.now_s(), False
-        level = level_of(num_in_flight + len(tickets)) if self._registry.forms_depend_on_concurrency else 0
-        templates, sights = self._from_templates(tickets, level)
+        forms = self._registry.forms_depend_on_concurrency
+        level = level_of(num_in_flight + sum([one.num_requests for one in tickets])) if forms else 0
+        num_bulks = 0
+        for ticket in tickets:
+            num_bulks += ticket.bulk is not None
+        if bulks is not None and num_bulks:
+            tickets, templates, sights = self._begin_bulks(bulks, tickets, level, now_s, events, settle)
+        else:
+            templates, sights = self._from_templates(self._asked(tickets), level)
         self.learn_types(events)  # templates that other workers have proved may need more
         for ticket, from_template, sight in zip(tickets, templates, sights, strict=True):
             answer = ticket.answer
@@ -118,6 +128,30 @@ class Unfolder:
         self.stats.unfold_s += time.perf_counter() - begin
         return entered
 
+    def _begin_bulks(
+        self, bulks: Bulks, tickets: Sequence[Ticket], level: int, now_s: float, events: list[Event], settle: Settle
+    ) -> tuple[list[Ticket], list[TemplateValues | None], list[Sight | None]]:
+        """Let the requests of bulks begin that need no record. Return the tickets of all others, and what
+        `_from_templates` says of them."""
+        mine, others = list[Ticket](), list[Ticket]()
+        for ticket in tickets:
+            if ticket.bulk is None:
+                others.append(ticket)
+            elif ticket.error is None:
+                mine.append(ticket)
+            else:  # another thread has answered
+                settle([(ticket, None, ticket.error)])
+        asked: list[Asked] = [(ticket.model_id, request, None) for ticket in mine for request in ticket.request]
+        templates, sights = self._from_templates(asked + self._asked(others), level)
+        self.learn_types(events)
+        apart = bulks.begin(mine, templates[: len(asked)], now_s, events)
+        places = [place for _, place in apart] + list(range(len(asked), len(templates)))
+        return (
+            [ticket for ticket, _ in apart] + others,
+            [templates[place] for place in places],
+            [sights[place] for place in places],
+        )
+
     def resume(self, requests: Iterable[InFlight], events: list[Event]) -> None:
         """Continue the unfold functions of these requests while they have the values that they wait for."""
         begin, now_s = time.perf_counter(), self._clock.now_s()
@@ -143,19 +177,30 @@ class Unfolder:
                 events.append(GraphExtended(ticket.request_id, graph, now_s, unfolding.open, unfolding.take_dropped()))
         self.stats.unfold_s += time.perf_counter() - begin
 
+    def _asked(self, tickets: Sequence[Ticket]) -> list[Asked]:
+        before = self._arrivals.before
+        return [
+            (
+                one.model_id,
+                one.request,
+                None if (c := one.chunk) is None else before(one) if c.last else c.sequence.state,
+            )
+            for one in tickets
+        ]
+
     def _from_templates(
-        self, tickets: Sequence[Ticket], level: int
+        self, asked: Sequence[Asked], level: int
     ) -> tuple[list[TemplateValues | None], list[Sight | None]]:
         """Return the template and values of each request, and its view; None and None if it must be unfolded.
 
         If a request makes this raise, it is tried alone, and unfolded then: that raises its error, if it has one.
         """
         try:
-            return self._arrivals.draw(tickets, level)
+            return self._arrivals.draw(asked, level)
         except RAISED_BY_USERS:  # its own classes, settings of its model, or its size
-            if len(tickets) == 1:
+            if len(asked) == 1:
                 return [None], [None]
-            alone = [self._from_templates([ticket], level) for ticket in tickets]
+            alone = [self._from_templates([one], level) for one in asked]
             return [values for (values,), _ in alone], [sight for _, (sight,) in alone]
 
     def _unfolded(self, ticket: Ticket, events: list[Event], level: int) -> Unfolding:

@@ -17,7 +17,7 @@ from batchmaker.engine.driver import Driver
 from batchmaker.engine.heartbeat import Heartbeat, Watchdog, stack_of
 from batchmaker.engine.incoming import FEWEST_ARRIVALS, Incoming, Item
 from batchmaker.engine.observers import release_frames
-from batchmaker.engine.request import Settled, SettledChunk, Ticket
+from batchmaker.engine.request import Settled, SettledChunk, Ticket, in_bulks
 from batchmaker.engine.unanswered import Unanswered
 from batchmaker.errors import (
     RAISED_BY_USERS,
@@ -401,6 +401,7 @@ class Worker:
         incoming, began_s = self._incoming, self._clock.now_s()
         beside = self._driver.has_live_streams
         if beside:
+            incoming.separate_bulks()
             arrivals = incoming.first_beside(wanted=self._driver.wants_requests)
         else:
             are_many = incoming.num_waiting > FEWEST_ARRIVALS and self._driver.wants_requests
@@ -448,7 +449,10 @@ class Worker:
         Race: until a request is claimed, callers cancel and another thread may answer. So the state of a sequence is
         decided after the claim, and before the caller gets the answer.
         """
-        claimed = self._unanswered.claim(outcomes, self._clock.now_s())
+        now_s = self._clock.now_s()
+        if self._incoming.bulks_came:
+            outcomes = in_bulks(outcomes, now_s)
+        claimed = self._unanswered.claim(outcomes, now_s)
         chunks: list[SettledChunk] = []
         for ticket, _, error in claimed:
             if error is None:

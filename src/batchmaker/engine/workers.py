@@ -145,7 +145,8 @@ class Workers:
         least = [(worker.work, number) for number, worker in enumerate(self.members[: self._num_useful()])]
         heapify(least)
         for ticket in tickets:
-            ticket.work = work_of(ticket.request)
+            bulk = ticket.bulk
+            ticket.work = work_of(ticket.request) if bulk is None else sum(map(work_of, bulk.requests))
             number = ticket.worker
             if number is None:
                 work, number = least[0]
