@@ -59,6 +59,7 @@ def test_fast_and_exact_write_the_same_numbers(command: Command, tmp_path: Path,
         assert written[1][key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
 
 
+@pytest.mark.slow
 def test_a_fleet_scales_with_seasons_and_bursts(command: Command, tmp_path: Path, read_json: Any) -> None:
     out = tmp_path / "out.json"
     done = command(

@@ -19,9 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import batchmaker as bm
+from batchmaker.core import live_streams
 from batchmaker.core.scheduler import Scheduler
 from batchmaker.engine import Answer
 from batchmaker.engine.arrivals import Arrivals
+from batchmaker.engine.bulks import Bulks
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.open_sequences import Sequences
 from batchmaker.engine.request import InFlight
@@ -30,7 +32,7 @@ from batchmaker.engine.stats import ServiceStats, StepCounts
 from batchmaker.engine.stop_tests import StopTests
 from batchmaker.engine.unanswered import Unanswered
 from batchmaker.engine.unfolder import Unfolder
-from batchmaker.errors import CancelledError, RequestError, SequenceError
+from batchmaker.errors import BatchmakerError, CancelledError, RequestError, SequenceError
 from batchmaker.executor.compute import ComputingExecutor
 from batchmaker.executor.inline import InlineExecutor
 from batchmaker.model.unfolding import Unfolding
@@ -41,7 +43,8 @@ CALLS: dict[type, tuple[str, ...]] = {
     Scheduler: ("handle", "slots"),
     InlineExecutor: ("submit", "poll"),
     ComputingExecutor: ("write", "read", "reserve"),
-    Arrivals: ("draw", "recorded", "fill"),
+    Arrivals: ("draw", "recorded", "fill", "write"),
+    Bulks: ("begin", "admit", "reply"),
     Results: ("enter", "leave", "gather", "begin", "take", "loops_ended"),
     ResultTables: ("fit",),
     StopTests: ("enter", "leave", "apply"),
@@ -130,10 +133,24 @@ def faults() -> Iterator[Faults]:
         logging.getLogger("batchmaker.engine").setLevel(logging.NOTSET)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(1, id="one worker"),
+        pytest.param(2, id="two workers", marks=pytest.mark.slow),
+    ],
+)
 def engine(request: Any, faults: Faults) -> Iterator[bm.Engine]:
+    """Of one worker no chunks are of live streams, beside which the requests of a bulk begin one by one."""
+    frames = live_streams.FRAMES
+    live_streams.FRAMES = -1 if request.param == 1 else frames  # type: ignore[misc]
+    yield from _engine(request.param)
+    live_streams.FRAMES = frames  # type: ignore[misc]
+
+
+def _engine(num_workers: int) -> Iterator[bm.Engine]:
     models = {"totals": Totals(), "loops": Loops(), "counter": Counter(), "turns": Turns()}
-    engine = bm.Engine(models, "cellular", workers=request.param, threads=1)
+    engine = bm.Engine(models, "cellular", workers=num_workers, threads=1)
     with engine:
         Mix(engine, seed=0).check(None)
         yield engine
@@ -152,6 +169,9 @@ class Mix:
         self.asked: list[tuple[Answer, Any, bool]] = []
         self._engine = engine
         self._cancels = cancels
+        self._mapped: list[Any] = []
+        self._mapping = threading.Thread(target=self._map, daemon=True)
+        self._mapping.start()
         with engine.open_sequence(model="turns") as one, engine.open_sequence(model="turns") as other:
             for k in range(4):
                 n = 1 + (seed + 3 * k) % 5
@@ -170,6 +190,13 @@ class Mix:
                 for place in range(seed % 7, len(self.asked), 7):
                     answer, wanted, _ = self.asked[place]
                     self.asked[place] = (answer, wanted, answer.cancel())
+
+    def _map(self) -> None:
+        """Ask for requests of one call, which share a ticket."""
+        try:
+            self._mapped.append(self._engine.map([[1.0, 2.0]] * 10 + [[3.0]] * 10, progress=False, model="totals"))
+        except BatchmakerError as error:
+            self._mapped.append(error)
 
     def _ask(self, request: Any, model: str, wanted: Any, *, stream: bool = False) -> None:
         self._note(self._engine.submit(request, model=model, stream=stream), wanted)
@@ -195,6 +222,14 @@ class Mix:
 
     def check(self, fault: Fault | None) -> None:
         """Each request is answered once: as if it were alone, or with an error that says why."""
+        self._mapping.join(120)
+        (mapped,) = self._mapped
+        if isinstance(mapped, BatchmakerError):
+            assert fault is not None, mapped
+            assert fault.fired, mapped
+            assert SAID in str(mapped), mapped
+        else:
+            assert mapped == [3.0] * 20
         for answer, wanted, cancelled in self.asked:
             error = answer.exception(120)
             if cancelled:
@@ -284,6 +319,8 @@ def test_every_call_is_made(engine: bm.Engine, faults: Faults) -> None:
     finally:
         faults.present = None
     fault.seen["CellDriver.cancel"] += 1  # made only if the cancellation comes after the request has begun
+    if len(engine.drivers) > 1:
+        fault.seen.update(["Bulks.admit", "Bulks.reply"])
     assert sorted(set(EVERY) - set(fault.seen)) == []
 
 

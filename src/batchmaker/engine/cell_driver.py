@@ -644,6 +644,8 @@ def _make_results(requests: Sequence[InFlight]) -> None:
 
     def column(handle: Handle) -> list[Any]:
         values = gathered.get(handle)
+        if values is None and gathered and requests[0].unfolding.result_form is not None:
+            (values,) = gathered.values()  # under the handle of another request, with which it was gathered
         if values is None:
             return [computed(handle, request.value) for request in requests]
         return values if len(values) == len(requests) else [values[request.place] for request in requests]
