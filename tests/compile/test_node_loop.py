@@ -21,7 +21,7 @@ from covering import covering
 from insides import node_loop
 
 pytestmark = pytest.mark.skipif(
-    not is_available() or library().sgemm is None, reason="needs compiled loops and MKL's packed product"
+    not is_available() or not library().multiplies, reason="needs compiled loops and a library's product"
 )
 
 WIDTH = 32
@@ -50,6 +50,17 @@ class Named(nn.Module):
 
     def forward(self, word: Tensor, x: Tensor) -> Tensor:
         return self.c((self.embedding(word) * x).tanh()).relu() + x
+
+
+class NoOutputs(nn.Module):
+    """A linear layer without outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(0, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight)
 
 
 class Best(nn.Module):
@@ -160,8 +171,9 @@ def test_the_greatest_is_the_first_of_equals_and_a_nan() -> None:
         (Best(), (ValueSpec((WIDTH,), "bfloat16"),)),
         (Best(), (ValueSpec((WIDTH,), "float64"),)),
         (nn.Linear(2048, 2049), (ValueSpec((2048,), "float32"),)),
+        (NoOutputs(), (ROWS,)),
     ],
-    ids=["hands an input on", "sorts", "bfloat16", "float64", "more weights than are held twice"],
+    ids=["hands an input on", "sorts", "bfloat16", "float64", "more weights than are held twice", "no outputs"],
 )
 def test_other_cells_have_no_loop(module: nn.Module, inputs: Sequence[ValueSpec]) -> None:
     assert loop_of(bound(module, *inputs)) is None

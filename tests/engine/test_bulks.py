@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +103,41 @@ def test_results_keep_no_memory_of_others_alive() -> None:
         warm(engine, rows_of([2] * 20, 100))
         found = engine.map(rows_of([2] * 20, 100), progress=False)
     assert all(one.untyped_storage().nbytes() == one.nbytes for one in found)
+
+
+def test_nothing_keeps_results_once_the_caller_has_let_go_of_them() -> None:
+    requests = rows_of([2] * 20, 100)
+    with bm.Engine(Running(100), threads=1) as engine:
+        warm(engine, requests)
+        gc.collect()
+        gc.disable()
+        try:
+            found = engine.map(requests, progress=False)
+            results = [weakref.ref(one) for one in found]
+            found = engine.map(requests[:8], progress=False)  # what the engine's thread has left in its variables
+            assert not any(result() is not None for result in results)
+        finally:
+            gc.enable()
+
+
+def test_many_requests_at_once_are_not_run_one_by_one_whatever_they_return() -> None:
+    requests = [{"rows": np.full((2, 2), i, np.float32), "kind": "all"} for i in range(64)]
+    with bm.Engine(Odd(), threads=1) as engine:
+        for _ in range(4):
+            engine.map(requests, progress=False)
+        before = engine.stats.tasks
+        engine.map(requests, progress=False)
+        assert engine.stats.tasks - before < 8
+
+
+def test_members_that_wait_end_with_their_bulk_when_the_engine_begins_anew() -> None:
+    served: Any = SimpleNamespace(model=Running(3), model_id=0)
+    incoming = Incoming()
+    incoming.inbox.put(Tickets(RealClock()).bulks(served, rows_of([2] * 30), 0, MOST_IN_BULK))
+    incoming.take()
+    incoming.separate_bulks()
+    assert incoming.start_over() == set()
+    assert incoming.num_waiting == 0
 
 
 @settings(max_examples=40, deadline=None)
@@ -206,6 +243,7 @@ def test_who_observes_requests_sees_each_with_its_times() -> None:
         engine.map(rows_of([2] * 20), progress=False)
     assert len({ticket.request_id for ticket in seen}) == 20
     assert all(ticket.latency_s is not None and ticket.latency_s >= 0 for ticket in seen)
+    assert all(ticket.queue_s is not None and ticket.queue_s >= 0 and ticket.num_cells == 2 for ticket in seen)
 
 
 def test_stopping_ends_a_map_with_an_error_and_nobody_hangs() -> None:
@@ -291,9 +329,12 @@ def test_the_first_of_waiting_requests_come_by_their_number_not_by_their_tickets
     assert incoming.num_waiting == 200 - 2 * MOST_IN_BULK - 10
 
 
-def test_beside_live_streams_requests_of_a_bulk_begin_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("priority", [0, 1])
+def test_beside_live_streams_requests_of_a_bulk_begin_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, priority: int
+) -> None:
     requests = rows_of([2] * 200)
-    with bm.Engine(Running(3), threads=1) as engine:
+    with bm.Engine(Running(3, max_batch=2), "cellular", threads=1) as engine:
         warm(engine, requests)
         most = list[int]()
         advance = CellDriver.advance
@@ -304,9 +345,10 @@ def test_beside_live_streams_requests_of_a_bulk_begin_a_few_at_a_time(monkeypatc
 
         monkeypatch.setattr(CellDriver, "has_live_streams", True)
         monkeypatch.setattr(CellDriver, "advance", noted)
-        found = engine.map(requests, progress=False)
+        found = engine.map(requests, progress=False, priority=priority)
         assert max(most) < MOST_IN_BULK
         assert all(np.array_equal(one, rows.sum(0)) for one, rows in zip(found, requests, strict=True))
+        assert engine.stats.restarts == 0
 
 
 def test_recorded_events_of_bulks_replay_to_the_same_commands() -> None:

@@ -81,6 +81,11 @@ def test_each_product_of_the_library_multiplies_rows_of_any_width_and_number(hid
         check(of, random_task(of, num_lanes, num_steps=2, num_lanes=num_lanes))
 
 
+def test_where_onednn_is_held_back_its_product_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert library.__wrapped__().brgemm is None
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_token_without_a_row_leaves_everything_as_it_was(seed: int) -> None:
     of = made("lstm", torch.float32, 8)

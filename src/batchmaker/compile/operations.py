@@ -242,7 +242,7 @@ class Writer:
         source = self._rows_of(node.args[0])
         if source is None or {weight.dtype, source[1]} != {torch.float32} or len(source[0]) != 1 or not source[0][0]:
             return None
-        if weight.numel() > _MOST_OF_LAYER or self.num_weights + weight.numel() > _MOST_WEIGHTS:
+        if not weight.numel() or weight.numel() > _MOST_OF_LAYER or self.num_weights + weight.numel() > _MOST_WEIGHTS:
             return None
         return lambda: self._multiply(node, weight, bias)
 
@@ -446,11 +446,11 @@ class Operations:
         self.addresses: Ints = np.zeros(NUM_ADDRESSES, np.int64)
         self.code: Code = (self.operations, *writer.arrays(), self.addresses)
         functions = library()
-        if writer.num_weights and functions.brgemm is not None:
-            self.addresses[BRGEMM] = address_of(functions.brgemm)
-        elif writer.num_weights and functions.sgemm is not None:
-            self.addresses[SGEMM] = address_of(functions.sgemm)
-            self.addresses[SET_THREADS] = address_of(functions.set_threads)
+        if writer.num_weights and functions.multiplies:
+            call, function = (SGEMM, functions.sgemm) if functions.brgemm is None else (BRGEMM, functions.brgemm)
+            self.addresses[call] = address_of(function)
+            if functions.set_threads is not None:
+                self.addresses[SET_THREADS] = address_of(functions.set_threads)
 
 
 class Fetches(Protocol):

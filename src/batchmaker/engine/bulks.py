@@ -78,7 +78,6 @@ class Bulks:
                 )
             if gathered is not None:
                 bulk.begin(places, templates, gathered, members)
-                ticket.num_cells += sum([template.num_nodes for template in templates])
                 self.members.update([(bulk.ids[place], (bulk, place)) for place in places])
             first += len(bulk.ids)
         return others
@@ -94,7 +93,7 @@ class Bulks:
         (handle,) = template.handles
         return self._results.tables.find(handle.output, handle.spec) is not None
 
-    def admit(self, commands: Iterable[Admit]) -> list[Admit]:
+    def admit(self, commands: Iterable[Admit], now_s: float) -> list[Admit]:
         """Note where the nodes of requests are, and write their data there. Returns the commands of other requests."""
         others = list[Admit]()
         alike: dict[int, tuple[GatheredValues, list[Admit]]] = {}
@@ -105,7 +104,7 @@ class Bulks:
                 others.append(command)
                 continue
             bulk, place = member
-            bulk.shifts[place] = command.base
+            bulk.shifts[place], bulk.started_s[place] = command.base, now_s
             top, slots = max(top, command.base + command.num_nodes), max(slots, command.slot)
             assert bulk.gathered is not None
             alike.setdefault(id(bulk.gathered), (bulk.gathered, []))[1].append(command)

@@ -386,7 +386,10 @@ class CellDriver:
         """Whether requests may run one after another: nothing is in flight, they are few, and no event is recorded."""
         runs = self._lone
         is_idle = runs is not None and runs.is_on and not (self._in_flight or self.bulks.members or self._tasks)
-        return is_idle and len(tickets) <= lone_runs.MOST and self._record is None
+        num_requests = 0
+        for ticket in tickets:
+            num_requests += ticket.num_requests
+        return is_idle and num_requests <= lone_runs.MOST and self._record is None
 
     def _run_alone(self, ticket: Ticket, values: TemplateValues) -> bool:
         """Answer a request at once, if it is short. False if it must begin as others do: nothing has happened."""
@@ -491,7 +494,7 @@ class CellDriver:
         Adds requests whose data cannot be written to `woken`, with their error.
         """
         entered, loops, top = list[InFlight](), list[tuple[int, OpenLoop]](), 0
-        for command in self.bulks.admit(commands) if self.bulks.members else commands:
+        for command in self.bulks.admit(commands, self._clock.now_s()) if self.bulks.members else commands:
             request, base = self._in_flight[command.request], command.base
             top = max(top, base + command.num_nodes)
             graph = request.graphs.pop(0)

@@ -133,6 +133,7 @@ class Incoming:
         waiting, self._num_bulks, self.num_waiting = self._backlog.take(len(self._backlog)), 0, 0
         self._backlog = WaitingLine(self._aged_every)
         self._num_chunks = 0
+        self._urgent.clear()
         self._accept(apart(waiting))
 
     def first_beside(self, *, wanted: bool) -> list[Ticket]:
@@ -186,6 +187,7 @@ class Incoming:
         Those that are held are among them. Functions stay in the inbox.
         """
         tickets, calls = self._backlog.take(len(self._backlog)), list[Callable[[], None]]()
+        tickets = [ticket for ticket in tickets if ticket.member_of is None]  # others of their bulks have begun
         self._backlog = WaitingLine(self._aged_every)
         self._num_chunks = self._num_bulks = self.num_waiting = 0
         self._urgent.clear()

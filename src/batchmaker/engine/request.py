@@ -325,15 +325,15 @@ class Bulk:
     """Requests of one caller that come together, have no deadlines and get one answer, when all are answered.
 
     - ticket: theirs, a *bulk ticket*. requests, ids: of each, itself and its number.
-    - results, errors, finished_s: what has come, by place; and when, in engine seconds. num_left: how many are not
-      answered.
+    - results, errors: what has come, by place. started_s, finished_s, num_cells: of each, see Ticket. num_left: how
+      many are not answered.
     - For those that have no record of their own (see Bulks), by place: their templates, their places in `gathered`,
       where their values are, and their shifts (see InFlight), -1 until they are admitted. result_form: of all of them.
     """
 
     __slots__ = (
-        "errors", "finished_s", "gathered", "ids", "members", "num_left", "requests", "result_form", "results",
-        "shifts", "templates", "ticket",
+        "errors", "finished_s", "gathered", "ids", "members", "num_cells", "num_left", "requests", "result_form",
+        "results", "shifts", "started_s", "templates", "ticket",
     )  # fmt: skip
 
     def __init__(self, ticket: Ticket, requests: Sequence[Any], ids: Sequence[RequestId]) -> None:
@@ -343,7 +343,9 @@ class Bulk:
         self.ids = ids
         self.results: list[Any] = [None] * count
         self.errors: dict[int, BaseException] = {}
+        self.started_s: list[float | None] = [None] * count
         self.finished_s = [0.0] * count
+        self.num_cells = [0] * count
         self.num_left = count
         self.templates: list[Any] = [None] * count
         self.members = [0] * count
@@ -358,6 +360,7 @@ class Bulk:
         self.gathered, self.result_form = gathered, templates[0].result_form
         for place, template, member in zip(places, templates, members, strict=True):
             self.templates[place], self.members[place] = template, member
+            self.num_cells[place] = template.num_nodes
 
     def ticket_of(self, place: int) -> Ticket:
         """Return a ticket for one of the requests, whose outcome comes back by `in_bulks`."""
@@ -396,7 +399,7 @@ class Bulk:
         of = self.ticket
         for place in range(len(self.ids)):
             ticket, mine = self.ticket_of(place), error or self.errors.get(place)
-            ticket.started_s = of.started_s
+            ticket.started_s, ticket.num_cells = self.started_s[place], self.num_cells[place]
             ticket.finished_s = self.finished_s[place] or of.finished_s
             yield ticket, mine
 
@@ -420,7 +423,7 @@ def in_bulks(outcomes: Sequence[Settled], now_s: float) -> Sequence[Settled]:
             continue
         bulk, place = ticket.member_of
         bulk.put(place, result, error, now_s)
-        bulk.ticket.num_cells += ticket.num_cells
+        bulk.started_s[place], bulk.num_cells[place] = ticket.started_s, ticket.num_cells
         bulks[bulk] = None
     return others + [(bulk.ticket, None, None) for bulk in bulks if not bulk.num_left]
 

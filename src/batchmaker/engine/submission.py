@@ -308,6 +308,8 @@ class Submitter:
                     else:
                         results[ticket.place : ticket.place + ticket.num_requests] = ticket.bulk.results
                         errors += [one for _, one in sorted(ticket.bulk.errors.items())]
+                        if error is None:  # otherwise the engine's thread may have something to do with it still
+                            ticket.bulk = None  # so that no cycle keeps the results
                     if error is not None:
                         errors.append(error)
                     num_here += ticket.num_requests

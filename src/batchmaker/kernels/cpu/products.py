@@ -8,6 +8,7 @@ once on a small product, and not used if one is missing or wrong.
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -41,7 +42,7 @@ from batchmaker.kernels.cpu.tile_steps import fits_tiles, tiled
 _ROW_MAJOR, _PLAIN, _TRANSPOSED, _PACKED, _B_MATRIX = 101, 111, 112, 151, 162  # of cblas.h and mkl_cblas.h
 _PAGE: Final = 4096
 _BRGEMM: Final = "_ZN2at6native7cpublas6brgemmEllllllbPKfS3_Pfb"
-"""`at::native::cpublas::brgemm` of float32, as compilers for Linux and macOS name it."""
+"""`at::native::cpublas::brgemm` of float32, as compilers for Linux name it."""
 
 
 @final
@@ -83,7 +84,7 @@ def library() -> Library:
     if bf16 is None or not torch.ops.mkldnn._is_mkldnn_bf16_supported() or not _multiplies_bf16(bf16):
         functions = replace(functions, bf16_gemm=None)
     brgemm = getattr(loaded, _BRGEMM, None)
-    if brgemm is None or torch.backends.cpu.get_cpu_capability() != "AVX512" or not _multiplies_panels(brgemm):
+    if brgemm is None or not _calls_onednn() or not _multiplies_panels(brgemm):
         return functions
     return replace(functions, brgemm=brgemm)
 
@@ -124,7 +125,7 @@ class Products:
         self.ways.append(way)
         self.addresses[call] = address_of(function)
         self.addresses[weights] = address
-        if way != PANELS:
+        if functions.set_threads is not None:  # brgemm calls MKL, too, once oneDNN is switched off
             self.addresses[SET_THREADS] = address_of(functions.set_threads)
 
 
@@ -185,6 +186,14 @@ def _multiplies(functions: Library) -> bool:
         if not np.allclose(c, a @ w, atol=1e-4):
             return False
     return len(packed) > 0
+
+
+def _calls_onednn() -> bool:
+    """Whether brgemm calls oneDNN: the processor has AVX-512, and nobody has switched it off there."""
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "DEFAULT")).upper()
+    may = most in ("DEFAULT", "ALL") or most.startswith(("AVX512", "AVX10"))
+    enabled: bool = torch._C._get_mkldnn_enabled()
+    return may and enabled and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _multiplies_panels(brgemm: Any) -> bool:
