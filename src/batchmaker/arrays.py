@@ -1,4 +1,4 @@
-"""NumPy arrays by their dtype, for annotations. Shapes are said where they are used."""
+"""NumPy arrays by their dtype, for annotations, whose shapes are said where they are used; and what makes arrays."""
 
 from __future__ import annotations
 
@@ -27,3 +27,9 @@ def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     start = -memory.ctypes.data % LINE
     zeros: NDArray[Any] = memory[start : start + num_bytes].view(dtype).reshape(shape)
     return zeros
+
+
+def spans(firsts: Ints, counts: Ints) -> Ints:
+    """Return counts[i] numbers from firsts[i] on for each i, one after the other: [sum of counts]. Both are [spans]."""
+    numbers: Ints = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    return numbers

@@ -50,17 +50,7 @@ from batchmaker.compile.typed import typed as as_typed
 from batchmaker.compile.typed_steps import ADDRESS, CHUNK, KIND, OTHER, STAYS, VALUE_BYTES, VALUE_FIELDS, WIDTH
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.products import address_of, library, prepare
-from batchmaker.kernels.cpu.steps import (
-    AT,
-    BRGEMM,
-    COPY_FIELDS,
-    COUNT,
-    NUM_ADDRESSES,
-    PART,
-    SET_THREADS,
-    SGEMM,
-    TARGET,
-)
+from batchmaker.kernels.cpu.steps import AT, COPY_FIELDS, COUNT, NUM_ADDRESSES, PART, SET_THREADS, TARGET
 
 _aten = torch.ops.aten
 _RESHAPES: Final = frozenset((
@@ -447,7 +437,7 @@ class Operations:
         self.code: Code = (self.operations, *writer.arrays(), self.addresses)
         functions = library()
         if writer.num_weights and functions.multiplies:
-            call, function = (SGEMM, functions.sgemm) if functions.brgemm is None else (BRGEMM, functions.brgemm)
+            _, call, function = functions.product
             self.addresses[call] = address_of(function)
             if functions.set_threads is not None:
                 self.addresses[SET_THREADS] = address_of(functions.set_threads)

@@ -63,21 +63,21 @@ class Bulks:
         for ticket in tickets:
             bulk = ticket.bulk
             assert bulk is not None
-            places, templates, members = list[int](), list[Template](), list[int]()
+            places, templates, gathered_at = list[int](), list[Template](), list[int]()
             gathered: GatheredValues | None = None
             for place, (number, one) in enumerate(zip(bulk.ids, values[first : first + len(bulk.ids)], strict=True)):
                 if one is None or not (one[1] is gathered or gathered is None) or not self._takes(one[0], templates):
                     others.append((bulk.ticket_of(place), first + place))
                     continue
-                template, gathered, member = one
+                template, gathered, at = one
                 places.append(place)
                 templates.append(template)
-                members.append(member)
+                gathered_at.append(at)
                 events.append(
                     RequestArrived(number, template.graph, now_s, None, False, ticket.priority, ticket.model_id)
                 )
             if gathered is not None:
-                bulk.begin(places, templates, gathered, members)
+                bulk.begin(places, templates, gathered, gathered_at)
                 self.members.update([(bulk.ids[place], (bulk, place)) for place in places])
             first += len(bulk.ids)
         return others
@@ -118,7 +118,7 @@ class Bulks:
     def _fill(self, gathered: GatheredValues, admitted: Sequence[Admit]) -> None:
         """Write the values of admitted requests into the host tables."""
         members = [self.members[command.request] for command in admitted]
-        places = [bulk.members[place] for bulk, place in members]
+        places = [bulk.gathered_at[place] for bulk, place in members]
         self._arrivals.write(gathered, places, [command.base for command in admitted], admitted[0].host_tables)
 
     def take_failed(self, now_s: float) -> list[Event]:

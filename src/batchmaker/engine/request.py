@@ -327,12 +327,13 @@ class Bulk:
     - ticket: theirs, a *bulk ticket*. requests, ids: of each, itself and its number.
     - results, errors: what has come, by place. started_s, finished_s, num_cells: of each, see Ticket. num_left: how
       many are not answered.
-    - For those that have no record of their own (see Bulks), by place: their templates, their places in `gathered`,
-      where their values are, and their shifts (see InFlight), -1 until they are admitted. result_form: of all of them.
+    - For those that have no record of their own (see Bulks), by place: their templates; `gathered_at`, their places in
+      `gathered`, where their values are; and their shifts (see InFlight), -1 until they are admitted. result_form: of
+      all of them.
     """
 
     __slots__ = (
-        "errors", "finished_s", "gathered", "ids", "members", "num_cells", "num_left", "requests", "result_form",
+        "errors", "finished_s", "gathered", "gathered_at", "ids", "num_cells", "num_left", "requests", "result_form",
         "results", "shifts", "started_s", "templates", "ticket",
     )  # fmt: skip
 
@@ -348,18 +349,18 @@ class Bulk:
         self.num_cells = [0] * count
         self.num_left = count
         self.templates: list[Any] = [None] * count
-        self.members = [0] * count
+        self.gathered_at = [0] * count
         self.shifts = [-1] * count
         self.gathered: GatheredValues | None = None
         self.result_form: Hashable = None
 
     def begin(
-        self, places: Sequence[int], templates: Sequence[Template], gathered: GatheredValues, members: Sequence[int]
+        self, places: Sequence[int], templates: Sequence[Template], gathered: GatheredValues, gathered_at: Sequence[int]
     ) -> None:
         """Note the templates and values of requests that begin without records of their own."""
         self.gathered, self.result_form = gathered, templates[0].result_form
-        for place, template, member in zip(places, templates, members, strict=True):
-            self.templates[place], self.members[place] = template, member
+        for place, template, at in zip(places, templates, gathered_at, strict=True):
+            self.templates[place], self.gathered_at[place] = template, at
             self.num_cells[place] = template.num_nodes
 
     def ticket_of(self, place: int) -> Ticket:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.arrays import Ints
+from batchmaker.arrays import Ints, spans
 from batchmaker.compile.export import row_bytes, torch_dtype
 from batchmaker.core.commands import Collect, Decided, RunTask, within
 from batchmaker.core.layout import OUTPUTS
@@ -217,7 +217,7 @@ class Results:
 
     def let_go(self, extents: Ints) -> None:
         """Let go of the values of nodes: [extents, 2] first node, and number of nodes."""
-        nodes = _spread(extents)
+        nodes = spans(*extents.T)
         for table in self.tables.wide:
             table.leave(nodes)
 
@@ -460,19 +460,12 @@ def _nodes_of(requests: Sequence[InFlight], *, decides: bool) -> Ints:
     """Return the nodes whose values these requests may have, each once: those of their graphs, and if some of them
     decide by values what they read so, of which several may be outputs of one node."""
     extents = [(own.base, own.num_nodes) for request in requests for own in request.admitted]
-    own = _spread(np.array(extents, np.int64).reshape(-1, 2))
+    own = spans(*np.array(extents, np.int64).reshape(-1, 2).T)
     if not decides:
         return own
     collected = [place for request in requests for some in request.collected.values() for place in some]
     decided = np.concatenate((np.array(collected, np.int64), *[request.outputs for request in requests]))
     return np.unique(np.concatenate((own, decided // OUTPUTS)))
-
-
-def _spread(extents: Ints) -> Ints:
-    """Return the nodes of extents, [extents, 2] first node and number of nodes, one after the other."""
-    firsts, counts = extents.T
-    nodes: Ints = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-    return nodes
 
 
 def objects(values: Tensor) -> list[Any]:

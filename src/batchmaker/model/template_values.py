@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from batchmaker.arrays import Ints
+from batchmaker.arrays import spans
 from batchmaker.model.host_values import converted
 from batchmaker.model.request_shapes import Leaf
 from batchmaker.model.stand_ins import Kind
@@ -57,18 +57,11 @@ class GatheredValues:
         where = np.array(places)
         counts = self._counts[where, feed]
         if len(places) < len(templates) or bool((where[1:] < where[:-1]).any()):
-            values = values[_spans(self._ends[where, feed] - counts, counts)]
+            values = values[spans(self._ends[where, feed] - counts, counts)]
         if templates[0].feeds[feed].host.nodes is None:  # alike in all templates of one form
-            return _spans(self._firsts[where, feed] + shifts, counts), values
+            return spans(self._firsts[where, feed] + shifts, counts), values
         nodes = np.concatenate([templates[place].feeds[feed].host.nodes for place in places])
         return nodes + np.repeat(shifts, counts), values
-
-
-def _spans(firsts: Ints, counts: Ints) -> NDArray[np.int64]:
-    """Return counts[i] numbers from firsts[i] on, for each i."""
-    before = np.cumsum(counts) - counts
-    spans: NDArray[np.int64] = np.repeat(firsts - before, counts) + np.arange(counts.sum())
-    return spans
 
 
 TemplateValues = tuple[Template, GatheredValues, int]

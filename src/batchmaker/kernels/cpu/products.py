@@ -1,7 +1,7 @@
 """Ways to multiply a state by the recurrent weights without the interpreter: own loops, and what torch's library has.
 
 PyTorch's wheels for x86 contain MKL in `libtorch_cpu.so` with visible C functions, and torch's `brgemm`, which calls
-oneDNN where the processor has AVX-512 (on an EPYC of 2024 2.4 times as fast as MKL). They are looked up by name, tried
+oneDNN where the processor has AVX-512 (on an EPYC 2.3 times as fast as MKL). They are looked up by name, tried
 once on a small product, and not used if one is missing or wrong.
 """
 
@@ -65,6 +65,11 @@ class Library:
         """Whether it has a product of float32."""
         return self.brgemm is not None or self.sgemm is not None
 
+    @property
+    def product(self) -> tuple[int, int, Any]:
+        """The product of float32 that is used: its way, the place of its address, and the function."""
+        return (PACKED, SGEMM, self.sgemm) if self.brgemm is None else (PANELS, BRGEMM, self.brgemm)
+
 
 @cache
 def library() -> Library:
@@ -112,10 +117,8 @@ class Products:
         if weights.dtype == torch.float32 and functions.multiplies:
             prepared, address = prepare(transposed, functions)
             self._weights.append(prepared)
-            if functions.brgemm is not None:
-                self._use(PANELS, BRGEMM, functions.brgemm, WEIGHTS, address, functions)
-            else:
-                self._use(PACKED, SGEMM, functions.sgemm, WEIGHTS, address, functions)
+            way, call, function = functions.product
+            self._use(way, call, function, WEIGHTS, address, functions)
         elif weights.dtype == torch.bfloat16 and functions.bf16_gemm is not None:
             rows = weights.contiguous()
             self._weights.append(rows)
