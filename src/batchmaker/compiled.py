@@ -108,6 +108,15 @@ def compiled_inline(loop: Callable[P, R]) -> Callable[P, R]:
     return _typed(partial(njit, inline="always")(), loop)
 
 
+def compiled_merged(loop: Callable[P, R]) -> Callable[P, R]:
+    """As `compiled_within`, and merged into its caller when that is optimised: for a large part that is called once.
+
+    Nothing is counted at its call either, and it is compiled once: `compiled_inline` would compile all that it calls
+    anew, wherever it is written out.
+    """
+    return _typed(partial(njit, forceinline=True, **_WITHIN)(), loop)
+
+
 def external(name: str, signature: str) -> Callable[..., Any]:
     """Return a function of the C library for compiled loops to call. signature: in numba's names of types."""
     arguments, returned = sigutils.normalize_signature(signature)  # type: ignore[no-untyped-call]

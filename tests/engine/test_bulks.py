@@ -274,7 +274,7 @@ def test_stopping_ends_a_map_with_an_error_and_nobody_hangs() -> None:
     engine.stop(drain=False)
     caller.join(30)
     assert not caller.is_alive()
-    assert isinstance(ended[0], BatchmakerError)
+    assert isinstance(ended[0], StoppedError)
 
 
 def test_after_a_failure_of_the_engine_a_map_has_an_error_and_the_next_its_answers(

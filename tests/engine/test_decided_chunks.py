@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.core.decide import ALL_DONE, LACKS_MACHINE
 from batchmaker.core.frames import Frames
+from batchmaker.core.region_code import ALL_DONE, LACKS_MACHINE
 
 MOST_CHUNKS = 400
 """Of each sequence, if the ordinary requests are not answered before."""

@@ -101,7 +101,7 @@ def test_stop_without_drain_settles_everything_with_an_error(workers: int) -> No
     futures = [engine.submit(0) for _ in range(150)]
     wait_until(lambda: engine.stats.steps > 10)
     engine.stop(drain=False)
-    assert all(isinstance(future.exception(0), CancelledError | StoppedError) for future in futures)
+    assert all(isinstance(future.exception(0), StoppedError) for future in futures), "no caller has cancelled"
     assert_balanced(engine)
 
 
@@ -109,7 +109,7 @@ def test_leaving_the_context_by_an_error_does_not_wait_for_endless_requests() ->
     with pytest.raises(KeyError), bm.Engine(Endless(), threads=1) as engine:  # noqa: PT012
         future = engine.submit(0)
         raise KeyError
-    assert isinstance(future.exception(0), CancelledError | StoppedError)
+    assert isinstance(future.exception(0), StoppedError)
     assert_balanced(engine)
 
 
@@ -199,7 +199,7 @@ def test_an_engine_stopped_in_its_own_thread_settles_all_it_accepted_and_ends(dr
     if drain:
         assert [len(future.result(0)) for future in others] == [400, 3, 200]
     else:
-        assert all(isinstance(future.exception(0), CancelledError) for future in others)
+        assert all(isinstance(future.exception(0), StoppedError) for future in others)
     assert all(future.done() for future in others)
     engine.stop()
     assert_balanced(engine)

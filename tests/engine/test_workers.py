@@ -230,6 +230,21 @@ def test_an_idle_worker_takes_what_has_not_begun_at_another() -> None:
     assert_balanced(engine)
 
 
+def test_the_only_request_of_a_worker_stays_with_it() -> None:
+    engine, gate = engine_and_gate()
+    gate.opened.set()
+    first, other = workers(engine)
+    keep_idle(first, other)
+    before, all_sent = engine.drivers[1].stats.cells, threading.Event()
+    first.call_soon(lambda: all_sent.wait(60))
+    (answer,) = sent_to(engine, first, 1)
+    first.call_soon(partial(first.give, other))  # comes with the request, before it has begun
+    all_sent.set()
+    assert answer.result(60).item() == 6.0
+    assert engine.drivers[1].stats.cells == before, "it would go to and fro between two idle workers"
+    engine.stop()
+
+
 def test_a_worker_without_work_asks_the_one_that_has_most() -> None:
     engine, gate = engine_and_gate()
     first, other = workers(engine)

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from batchmaker.arrays import Ints
-from batchmaker.compiled import compiled_inline, compiled_within, config
+from batchmaker.compiled import compiled_inline, compiled_merged, config
 
 carray: Any = _carray
 types: Any = _types
@@ -166,7 +166,7 @@ if config.DISABLE_JIT:  # the same without a compiler
     _flags_at = partial(_array_at, num_axes=1, dtype=np.bool_)
 
 
-@compiled_within
+@compiled_merged
 def state_at(a: Ints) -> State:
     """Return the tables at these addresses; see `addresses_of`."""
     return State(

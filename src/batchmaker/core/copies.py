@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.arrays import Ints
-from batchmaker.compiled import compiled, compiled_inline, compiled_within
+from batchmaker.compiled import compiled, compiled_inline, compiled_merged, compiled_within
 from batchmaker.core.addresses import State, addresses_of, row_at, state_at, table_at
 from batchmaker.core.arena import Arena
 from batchmaker.core.commands import ZERO_TABLE, TableId
@@ -97,7 +97,7 @@ class Forms(NamedTuple):
     reads_begins: Ints
 
 
-@compiled_within
+@compiled_merged
 def forms_at(a: Ints) -> Forms:
     """Return the tables at these addresses; see `addresses_of`."""
     return Forms(

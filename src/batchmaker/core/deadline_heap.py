@@ -51,7 +51,7 @@ class Deadlines(Generic[Key]):
             self.heap = [entry for entry in self.heap if entry[1] in living]
             heapq.heapify(self.heap)
 
-    def passed(self, now_s: float) -> Iterator[tuple[float, Key]]:
-        """Remove and yield the deadlines up to now, the earliest first."""
+    def passed(self, now_s: float) -> Iterator[Key]:
+        """Remove the deadlines up to now, the earliest first, and yield whose they are."""
         while self.heap and self.heap[0][0] <= now_s:
-            yield heapq.heappop(self.heap)
+            yield heapq.heappop(self.heap)[1]

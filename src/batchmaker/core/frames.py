@@ -9,11 +9,14 @@ from typing import Any, Final, final
 import numpy as np
 
 from batchmaker.arrays import Ints
-from batchmaker.core import decide
 from batchmaker.core.addresses import addresses_of
 from batchmaker.core.arena import Arena
 from batchmaker.core.commands import FailureKind, Reserve
-from batchmaker.core.decide import (
+from batchmaker.core.decide import begin_frames, decide, forget_frames
+from batchmaker.core.events import RequestId
+from batchmaker.core.layout import EDGES, EXTENTS, FIRST, NODES, NOWHERE, NUM_PORTS, PLACES, STORED, SUBGRAPHS
+from batchmaker.core.lists import IN_LIST, LIST_FIELDS
+from batchmaker.core.region_code import (
     ALL_DONE,
     BAD_BRANCH,
     BAD_INDEX,
@@ -22,15 +25,16 @@ from batchmaker.core.decide import (
     CHOICE,
     COLLECTING_FIELDS,
     FINISHED,
+    FORMS_AT,
     FRAME_FIELDS,
     FREE_WAITING,
-    HEADER_WORDS,
     HEAP_TOP,
     LACKS_FORM,
     LACKS_MACHINE,
     LACKS_NUMBERS,
     LOOP,
     MACHINE_COUNTS,
+    MESSAGE_WORDS,
     MOST_HELD,
     MOST_NODES,
     MOST_WORDS,
@@ -39,10 +43,12 @@ from batchmaker.core.decide import (
     NUM_BEGINNING,
     NUM_COLLECTING,
     NUM_FAILED,
+    NUM_FORMS,
     NUM_FRAMES,
     NUM_MESSAGE_WORDS,
     NUM_QUEUED,
     NUM_WAITING,
+    OF_FORM,
     PICK,
     SEGMENT,
     SOME_FAILED,
@@ -52,12 +58,7 @@ from batchmaker.core.decide import (
     WANTED_SIZE,
     WANTED_SLOT,
     Machine,
-    begin_frames,
-    forget_frames,
 )
-from batchmaker.core.events import RequestId
-from batchmaker.core.layout import EDGES, EXTENTS, FIRST, NODES, NOWHERE, NUM_PORTS, PLACES, STORED, SUBGRAPHS
-from batchmaker.core.lists import IN_LIST, LIST_FIELDS
 from batchmaker.core.rows import NoMemoryError
 from batchmaker.core.state import NO_NODES, SchedulerState
 from batchmaker.graph.cell_graph import HOST, CellGraph
@@ -185,7 +186,7 @@ class Frames:
         return self.outcome(self._decide(done), done)
 
     def _decide(self, done: Ints) -> int:
-        return decide.decide(self._state.arena.tables, self.patterns_at, self.addresses, done)
+        return decide(self._state.arena.tables, self.patterns_at, self.addresses, done)
 
     def outcome(self, status: int, done: Ints) -> Outcome:
         """Return what followed from these nodes. status: what the loop returned; it goes on if it lacked room."""
@@ -248,7 +249,7 @@ class Frames:
             else:
                 line, (kind, reason) = self._lines.get(words[at + 2], ""), _failure(*words[at + 3 : at + 6])
                 outcome.failed.append((words[at + 1], kind, line + reason))
-                at += int(decide.MESSAGE_WORDS)
+                at += int(MESSAGE_WORDS)
         if counts[NUM_BEGINNING]:
             begun = machine.beginning[:BEGINNING_SUBGRAPH, : counts[NUM_BEGINNING]]
             outcome.begun = np.concatenate((outcome.begun, begun), axis=1)
@@ -346,25 +347,15 @@ class Frames:
     def _write(self, region: Region) -> int:
         needs = region.num_needs
         items = [self._write_item(item, needs[k], region.follows[k], region) for k, item in enumerate(region.items)]
-        outputs, constants = self._add(region.outputs), self._add([n for pair in region.constants for n in pair])
-        held = self._add([n for three in region.held for n in three])
         lists = [slot for item in region.items if isinstance(item, WhileLoop) for slot, _ in item.listed]
-        header = [0] * int(HEADER_WORDS)
-        for word, value in (
-            (decide.NUM_SLOTS, region.num_slots), (decide.NUM_ITEMS, len(items)), (decide.ITEMS_AT, self._add(items)),
-            (decide.OUTPUTS_AT, outputs), (decide.NUM_OUTPUTS, len(region.outputs)),
-            (decide.CONSTANTS_AT, constants), (decide.NUM_CONSTANTS, len(region.constants)),
-            (decide.HELD_AT, held), (decide.NUM_HELD, len(region.held)),
-            (decide.LISTS_AT, self._add(lists)), (decide.NUM_LISTS, len(lists)), (decide.FREE, NOWHERE),
-        ):  # fmt: skip
-            header[int(word)] = int(value)
+        header = [region.num_slots, len(items), self._add(items)]  # in the order of its words
+        for part in ([(slot,) for slot in region.outputs], region.constants, region.held, [(slot,) for slot in lists]):
+            header += [self._add([word for group in part for word in group]), len(part)]
+        header.append(NOWHERE)
         collected = sum([len(item.collected) for item in region.items if isinstance(item, WhileLoop)])
         fixed = dict(region.constants)
-        words = (
-            region.num_slots + 2 * len(items) + len(region.outputs) + len(lists)
-            + sum([fixed.get(count, 0) for _, count, _ in region.held])
-            + int(decide.MESSAGE_WORDS) * (collected + 2) + 16
-        )  # fmt: skip
+        words = region.num_slots + 2 * len(items) + len(region.outputs) + len(lists) + 16
+        words += sum([fixed.get(count, 0) for _, count, _ in region.held]) + int(MESSAGE_WORDS) * (collected + 2)
         self._machine.counts[MOST_WORDS] = max(self._machine.counts[MOST_WORDS], words)
         self._note_held(sum([count not in fixed for _, count, _ in region.held]), 0)
         return self._add(header)
@@ -425,15 +416,15 @@ class Frames:
 
     def _add_size(self, record: int, size: int) -> None:
         """Write the form that a segment has for a size. record: where its code is."""
-        kind = self._kinds[int(self._code[record + decide.OF_FORM])]
-        room = int(self._code[record + decide.NUM_FORMS])
+        kind = self._kinds[int(self._code[record + OF_FORM])]
+        room = int(self._code[record + NUM_FORMS])
         if size >= room:
-            forms = self._code[self._code[record + decide.FORMS_AT] :][:room].tolist()
+            forms = self._code[self._code[record + FORMS_AT] :][:room].tolist()
             forms += [int(NOWHERE)] * (max(2 * room, size + 1) - room)
             place = self._add(forms)
-            self._code[record + decide.FORMS_AT], self._code[record + decide.NUM_FORMS] = place, len(forms)
+            self._code[record + FORMS_AT], self._code[record + NUM_FORMS] = place, len(forms)
         form = self._form_of(sized(kind.graph, size, kind.fetched), kind.reads)
-        self._code[self._code[record + decide.FORMS_AT] + size] = form
+        self._code[self._code[record + FORMS_AT] + size] = form
         self._num_sized += size
         self._note_held(0, size)
 

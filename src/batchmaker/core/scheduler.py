@@ -614,11 +614,10 @@ class Scheduler(View):
         self.now_s = at_s
         if not self._deadlines.heap:
             return
-        for deadline_s, request in self._deadlines.passed(at_s):
+        for request in self._deadlines.passed(at_s):
             slot = self._state.requests.get(request)
             if slot is not None:
-                late = f"not done by its deadline, {deadline_s - self._state.times_s[slot][0]:.3f} s after it arrived"
-                self._end(slot, FailureKind.DEADLINE, late, commands)
+                self._end(slot, FailureKind.DEADLINE, "not done by its deadline", commands)
 
     # --- scheduling ------------------------------------------------------------------------------------------
 

@@ -124,8 +124,8 @@ class SchedulerState:
     - watched, depths, frontiers: kept only for policies that read them; otherwise None.
     - observed: at least one of these three is kept.
     - chunks: by slot, of the requests that are chunks of sequences. num_keeping: how many nodes these will keep.
-    - times_s: by slot, when the requests that have a deadline arrived, and the deadline. early: by slot, extensions
-      that came while the request was waiting.
+    - deadlines_s: by slot, of the requests that have one. early: by slot, extensions that came while the request was
+      waiting.
     - attached: by slot. numbers: by slot, cache of `known_numbers`.
     - dying: slots of the requests that have ended while a worker had steps of them.
     """
@@ -158,7 +158,7 @@ class SchedulerState:
         self.types: list[TypeEntry] = []
         self.requests: dict[RequestId, int] = {}  # living request -> slot
         self.chunks: dict[int, ChunkNodes] = {}
-        self.times_s: dict[int, tuple[float, float]] = {}
+        self.deadlines_s: dict[int, float] = {}
         self.early: dict[int, list[GraphExtended]] = {}
         self.attached: defaultdict[int, Attached] = defaultdict(Attached)  # only of requests that have some
         self.numbers: dict[int, LocalNumbers] = {}
@@ -215,7 +215,7 @@ class SchedulerState:
         for event, slot, mine in zip(events, slots, stored, strict=True):
             self.requests[event.request] = slot
             if event.deadline_s is not None:
-                self.times_s[slot] = event.at_s, event.deadline_s
+                self.deadlines_s[slot] = event.deadline_s
             if event.sequence is not None:
                 self.chunks[slot] = ChunkNodes(event.sequence, mine, NO_NODES)
                 if mine is not None:
@@ -244,7 +244,7 @@ class SchedulerState:
     def forgotten(self, slots: Iterable[int]) -> None:
         """Drop what is known of requests whose slots are free now."""
         given_back = list[StoredNodes]()
-        tables: list[dict[int, Any]] = [self.times_s, self.early, self.attached, self.numbers]
+        tables: list[dict[int, Any]] = [self.deadlines_s, self.early, self.attached, self.numbers]
         tables = list(filter(None, tables))  # most have nothing
         for slot in slots:
             chunk = self.chunks.pop(slot, None) if self.chunks else None
@@ -274,8 +274,7 @@ class SchedulerState:
 
     def deadline_s(self, slot: int) -> float | None:
         """Return the deadline of a request; None if it has none."""
-        times_s = self.times_s.get(slot)
-        return None if times_s is None else times_s[1]
+        return self.deadlines_s.get(slot)
 
     def own_extents(self, slot: int) -> list[Extent]:
         """Return the extents of a request, in the order of its graphs."""

@@ -95,8 +95,8 @@ class Urgency:
 
     def look(self, now_s: float) -> None:
         """Update the marks: for requests short of time, for deadlines that have passed, and for a new cohort."""
-        changed = self._mark((request for _, request in self._short.passed(now_s)), HURRIED, on=True)
-        changed |= self._mark((request for _, request in self._ends.passed(now_s)), HURRIED, on=False)
+        changed = self._mark(self._short.passed(now_s), HURRIED, on=True)
+        changed |= self._mark(self._ends.passed(now_s), HURRIED, on=False)
         changed |= self._next_cohort()
         if changed:
             self._state.order_again()

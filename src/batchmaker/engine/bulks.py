@@ -168,7 +168,7 @@ class Bulks:
         if member is None:
             return False
         bulk, place = member
-        bulk.put(place, None, bulk.errors.get(place) or error_of(command), now_s)
+        bulk.put(place, None, bulk.errors.get(place) or error_of(command, bulk.ticket), now_s)
         self._leave([member])
         return True
 

@@ -44,7 +44,7 @@ from batchmaker.engine import lone_runs
 from batchmaker.engine.arrivals import Arrivals
 from batchmaker.engine.bulks import Bulks
 from batchmaker.engine.driver import OnDevice
-from batchmaker.engine.failures import at_fault, blamed, error_of
+from batchmaker.engine.failures import at_fault, blamed, error_of, stopped
 from batchmaker.engine.lone_runs import LoneRuns, results_of
 from batchmaker.engine.observers import Onlooker, call_quietly
 from batchmaker.engine.open_sequences import Sequences
@@ -331,7 +331,7 @@ class CellDriver:
         if request.is_withdrawn:
             return
         call_quietly(request.unfolding.close, "an unfold function that was closed")
-        self._settle([(request.ticket, None, request.error or error_of(command))])
+        self._settle([(request.ticket, None, request.error or error_of(command, request.ticket))])
 
     def _read(self, command: Read, woken: list[InFlight]) -> None:
         """Read a value that was asked for late, which its request may have waited for."""
@@ -566,15 +566,19 @@ class CellDriver:
         elif self.on_device is not None:
             self.on_device.cancel(request_id)
 
-    def cancel_all(self) -> None:
-        """Give up every request in flight and every chunk that waits."""
-        self.sequences.cancel_all()
+    def stop_all(self) -> None:
+        """Give up every request in flight and every chunk that waits, because the engine is stopped."""
+        self.sequences.stop_all()
         if self.on_device is not None:
-            self.on_device.cancel_all()
+            self.on_device.stop_all()
+        for request in self._in_flight.values():
+            request.error = request.error or stopped(request.ticket.request_id)
+        for request_id, (bulk, place) in self.bulks.members.items():
+            bulk.errors[place] = stopped(request_id)
         ids = [*self._in_flight, *self.bulks.members]
         self._handle([RequestCancelled(request_id, self._clock.now_s()) for request_id in ids])
 
-    def withdraw(self) -> list[Ticket]:
+    def withdraw(self, most: int) -> list[Ticket]:
         """See Driver.withdraw. Only requests with templates, which need not be unfolded again; those that came last."""
         running = {owner for task in self._tasks.values() for owner in self._scheduler.owners(task.nodes)}
         spare = [
@@ -587,7 +591,7 @@ class CellDriver:
             and request.error is None
             and request_id not in running
         ]
-        leaving = spare[: (len(spare) + 1) // 2]
+        leaving = spare[: min(most, (len(spare) + 1) // 2)]
         for request in leaving:
             request.is_withdrawn = True
             request.ticket.num_cells = 0

@@ -28,7 +28,7 @@ from batchmaker.device.layout import NONE
 from batchmaker.device.memory import Sizes
 from batchmaker.device.plan import PlannedType, RequestPlan, plan_of
 from batchmaker.device.proof import TriedCell, can_end, num_steps, prove
-from batchmaker.engine.failures import blamed
+from batchmaker.engine.failures import blamed, stopped
 from batchmaker.engine.request import InFlight, Settled, Ticket
 from batchmaker.engine.stats import DriverStats
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CancelledError, DeadlineError, DeviceError, said_by
@@ -370,19 +370,17 @@ class DeviceDriver:
         """Give a request up. False if it is not here."""
         return self._leave(request_id, CancelledError(f"request {request_id}: cancelled by the caller"))
 
-    def cancel_all(self) -> None:
-        """Give every request up."""
+    def stop_all(self) -> None:
+        """Give every request up, because the engine is stopped."""
         for request_id in list(self._requests):
-            self.cancel(request_id)
+            self._leave(request_id, stopped(request_id))
 
     def _give_up(self) -> None:
         now_s = self._clock.now_s()
         while self._due and self._due[0][0] <= now_s:
-            due_s, request_id = heapq.heappop(self._due)
+            _, request_id = heapq.heappop(self._due)
             if request_id in self._requests:
-                after_s = due_s - self._requests[request_id].ticket.arrived_s
-                late = f"not done by its deadline, {after_s:.3f} s after it arrived"
-                self._leave(request_id, DeadlineError(f"request {request_id}: {late}"))
+                self._leave(request_id, DeadlineError(self._requests[request_id].ticket.said_late))
 
     def _leave(self, request_id: RequestId, error: BatchmakerError) -> bool:
         """Answer a request with an error. What the device has of it ends at its next step."""

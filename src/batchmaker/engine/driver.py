@@ -32,11 +32,12 @@ class Driver(Protocol):
     def cancel(self, request_id: RequestId) -> None:
         """Give a request up if it is in flight; otherwise do nothing."""
 
-    def cancel_all(self) -> None:
-        """Give up every request in flight."""
+    def stop_all(self) -> None:
+        """Give up every request in flight with StoppedError."""
 
-    def withdraw(self) -> list[Ticket]:
-        """Give up half of the requests that could begin elsewhere as well: nothing of them has run. Settle none."""
+    def withdraw(self, most: int) -> list[Ticket]:
+        """Give up half of the requests that could begin elsewhere as well, `most` at most: nothing of them has run.
+        Settle none."""
         ...
 
     def tickets(self) -> Sequence[Ticket]:
@@ -130,5 +131,5 @@ class OnDevice(Protocol):
         """Give a request up. False if it is not here."""
         ...
 
-    def cancel_all(self) -> None:
-        """Give every request up."""
+    def stop_all(self) -> None:
+        """Give every request up with StoppedError."""

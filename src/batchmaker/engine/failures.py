@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from batchmaker.core.commands import Fail, FailureKind
+from batchmaker.core.events import RequestId
+from batchmaker.engine.request import Ticket
 from batchmaker.errors import (
     RAISED_BY_USERS,
     BatchmakerError,
@@ -16,6 +18,7 @@ from batchmaker.errors import (
     MemoryLimitError,
     NodeLimitError,
     RefusedError,
+    StoppedError,
     lacks_memory,
     said_by,
 )
@@ -35,9 +38,17 @@ RETURNED: Final = "what unfold returned or yielded"
 Item = TypeVar("Item")
 
 
-def error_of(command: Fail) -> BatchmakerError:
-    """Return the error that the caller of a failed request gets."""
-    return _FAILURES[command.kind](f"request {command.request}: {command.reason}")
+def error_of(command: Fail, ticket: Ticket) -> BatchmakerError:
+    """Return the error that the caller of a failed request gets. ticket: of the request."""
+    said = f"request {command.request}: {command.reason}"
+    if command.kind is FailureKind.DEADLINE:
+        said = f"{said}, {ticket.due_after_s:.3f} s after it arrived"
+    return _FAILURES[command.kind](said)
+
+
+def stopped(request_id: RequestId) -> StoppedError:
+    """Return the error of a request that had begun when the engine was stopped."""
+    return StoppedError(f"request {request_id}: the engine was stopped before it was done")
 
 
 def blamed(error: BaseException, what: str = RETURNED) -> BatchmakerError:

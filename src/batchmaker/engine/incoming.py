@@ -173,10 +173,16 @@ class Incoming:
         self._num_chunks -= ticket.chunk is not None
         return ticket
 
-    def spare(self) -> list[Ticket]:
-        """Take half of the requests out of the backlog that another worker may run: those that came last."""
+    @property
+    def num_tickets(self) -> int:
+        """How many tickets are in the backlog."""
+        return len(self._backlog)
+
+    def spare(self, most: int) -> list[Ticket]:
+        """Take half of the tickets out of the backlog that another worker may run, those that came last; `most` at
+        most."""
         spared = [ticket for ticket in reversed(self._backlog) if ticket.worker is None]
-        spared = spared[: (len(spared) + 1) // 2]
+        spared = spared[: min(most, (len(spared) + 1) // 2)]
         for ticket in spared:
             self.leave(ticket.request_id)
         return spared

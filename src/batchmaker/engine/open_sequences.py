@@ -18,6 +18,7 @@ from batchmaker.clock import Clock
 from batchmaker.core.deadline_heap import Deadlines
 from batchmaker.core.events import RequestId, SequenceId
 from batchmaker.engine import forks
+from batchmaker.engine.failures import stopped
 from batchmaker.engine.observers import call_quietly
 from batchmaker.engine.options import check_number
 from batchmaker.engine.request import (
@@ -32,7 +33,14 @@ from batchmaker.engine.request import (
     TakeState,
     Ticket,
 )
-from batchmaker.errors import CancelledError, DeadlineError, OptionError, SequenceError, SequenceLimitError
+from batchmaker.errors import (
+    BatchmakerError,
+    CancelledError,
+    DeadlineError,
+    OptionError,
+    SequenceError,
+    SequenceLimitError,
+)
 from batchmaker.model.sequence_state import NOTHING_KEPT
 
 DEFAULT_MAX_SEQUENCES = 1024
@@ -205,17 +213,20 @@ class Sequences:
 
     def cancel(self, request_id: RequestId) -> bool:
         """Give up a chunk that waits. False if no chunk of this number waits."""
+        return self._give_up(request_id, CancelledError(f"request {request_id}: cancelled by the caller"))
+
+    def stop_all(self) -> None:
+        """Give up every chunk that waits, because the engine is stopped."""
+        for request_id in list(self._waiting):
+            self._give_up(request_id, stopped(request_id))
+
+    def _give_up(self, request_id: RequestId, error: BatchmakerError) -> bool:
         ticket = self._waiting.get(request_id)
         if ticket is None:
             return False
         self._stop_waiting(ticket)
-        self.settle([(ticket, None, CancelledError(f"request {request_id}: cancelled by the caller"))])
+        self.settle([(ticket, None, error)])
         return True
-
-    def cancel_all(self) -> None:
-        """Give up every chunk that waits."""
-        for request_id in list(self._waiting):
-            self.cancel(request_id)
 
     def take_due(self) -> list[Ticket]:
         """Return the chunks that have become due since the last call. The caller must begin them."""
@@ -272,12 +283,12 @@ class Sequences:
 
     def expire(self, now_s: float) -> None:
         """Give up waiting chunks whose deadline has passed, and end sequences that have been idle for too long."""
-        for _, request_id in self._late.passed(now_s):
+        for request_id in self._late.passed(now_s):
             ticket = self._waiting.get(request_id)
             if ticket is not None and self._stop_waiting(ticket):
                 late = f"request {request_id}: its deadline passed while it waited for the chunk before it"
                 self.settle([(ticket, None, DeadlineError(late))])
-        for _, sequence_id in list(self._idle.passed(now_s)):
+        for sequence_id in list(self._idle.passed(now_s)):
             entry = self.opened.get(sequence_id)
             if entry is None:
                 continue

@@ -305,6 +305,11 @@ class Ticket:
         return math.inf if self.deadline_s is None else self.deadline_s - self.arrived_s
 
     @property
+    def said_late(self) -> str:
+        """What its caller hears if it is given up at its deadline."""
+        return f"request {self.request_id}: not done by its deadline, {self.due_after_s:.3f} s after it arrived"
+
+    @property
     def is_late(self) -> bool:
         """Whether it was settled after its deadline."""
         return self.deadline_s is not None and self.finished_s is not None and self.finished_s > self.deadline_s

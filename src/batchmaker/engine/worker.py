@@ -227,7 +227,9 @@ class Worker:
         """Hand half of the requests that have not begun to a worker that has none. Call it in this one's thread."""
         if self._draining:
             return
-        spare = [*self._incoming.spare(), *self._driver.withdraw()]
+        most = (self._incoming.num_tickets + self._driver.num_in_flight) // 2  # one alone stays: it would go to and fro
+        spare = self._incoming.spare(most)
+        spare += self._driver.withdraw(most - len(spare))
         ours = self._unanswered.hand_over(spare)
         if len(ours) < len(spare):  # another thread has answered them, and they are to be counted
             self._settle([(ticket, None, ticket.error) for ticket in spare if ticket.error is not None])
@@ -270,8 +272,8 @@ class Worker:
         self._unanswered.answer_instead(
             late,
             lambda ticket: DeadlineError(
-                f"request {ticket.request_id}: not done by its deadline, {ticket.due_after_s:.3f} s after it arrived; "
-                f"the engine's thread has been busy with one turn for {beat.busy_for_s:.1f} s ({beat.doing})"
+                f"{ticket.said_late}; the engine's thread has been busy with one turn for {beat.busy_for_s:.1f} s "
+                f"({beat.doing})"
             ),
         )
 
@@ -441,7 +443,7 @@ class Worker:
         said = "the engine was stopped before the request began"
         waiting = self._incoming.first(self._incoming.num_waiting)
         self._settle([(ticket, None, StoppedError(said)) for ticket in waiting])
-        self._driver.cancel_all()
+        self._driver.stop_all()
 
     def _settle(self, outcomes: Sequence[Settled]) -> None:
         """Answer requests. If one is a chunk, its sequence goes on with the next.

@@ -11,7 +11,7 @@ import torch
 
 import batchmaker as bm
 from batchmaker.engine.stats import StepSeen
-from batchmaker.errors import BatchmakerError, CancelledError, DeadlineError, RefusedError
+from batchmaker.errors import CancelledError, DeadlineError, RefusedError, StoppedError
 from batchmaker.lab.baselines import OrlojPolicy, PaddedPolicy, WindowPolicy
 
 
@@ -83,7 +83,7 @@ def test_a_request_cancelled_in_a_batch_fails_at_once_and_the_batch_goes_on() ->
     assert engine.stats.cells == 2
 
 
-def test_stopping_without_draining_cancels_who_waits_and_who_runs() -> None:
+def test_stopping_without_draining_ends_who_waits_and_who_runs() -> None:
     model = Whole()
     engine = bm.Engine(model, PaddedPolicy(max_batch=1), threads=1).start()
     model.opened.clear()
@@ -91,7 +91,7 @@ def test_stopping_without_draining_cancels_who_waits_and_who_runs() -> None:
     assert model.entered.wait(60)
     stopping = threading.Thread(target=lambda: engine.stop(drain=False))
     stopping.start()
-    assert all(isinstance(future.exception(60), BatchmakerError) for future in futures)
+    assert all(isinstance(future.exception(60), StoppedError) for future in futures)
     model.opened.set()
     stopping.join(60)
     assert not stopping.is_alive()

@@ -16,7 +16,7 @@ from torch import Tensor
 from batchmaker.clock import Clock
 from batchmaker.core.commands import Fail, Reply
 from batchmaker.core.events import RequestCancelled, RequestId, TimePassed
-from batchmaker.engine.failures import error_of
+from batchmaker.engine.failures import error_of, stopped
 from batchmaker.engine.request import Settled, Ticket
 from batchmaker.engine.stats import DriverStats, StepsSeen
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CellError, InvalidRequestError, ModelError, said_by
@@ -135,10 +135,11 @@ class GraphDriver:
         if request_id in self._tickets:
             self._handle([RequestCancelled(request_id, self._clock.now_s())])
 
-    def cancel_all(self) -> None:
+    def stop_all(self) -> None:
+        self._outcome |= {request_id: (None, stopped(request_id)) for request_id in self._tickets}
         self._handle([RequestCancelled(request_id, self._clock.now_s()) for request_id in self._tickets])
 
-    def withdraw(self) -> list[Ticket]:
+    def withdraw(self, most: int) -> list[Ticket]:
         """See Driver.withdraw. It gives none up: all workers of an engine take from it."""
         return []
 
@@ -193,7 +194,7 @@ class GraphDriver:
                     settled.append((ticket, result, None))
                 case Fail():
                     ticket, (_, error) = self._leave(command.request)
-                    settled.append((ticket, None, error or error_of(command)))
+                    settled.append((ticket, None, error or error_of(command, ticket)))
         self._settle(settled)
 
     def _submit(self, command: RunBatch) -> None:

@@ -183,12 +183,9 @@ class GraphScheduler:
                 commands.append(Reply(request))
 
     def _expire(self, commands: list[GraphCommand]) -> None:
-        for deadline_s, request in self._deadlines.passed(self._now_s):
-            if request not in self._waiting:
-                continue
-            arrived_s = self._requests[request].event.at_s
-            late = f"not begun by its deadline, {deadline_s - arrived_s:.3f} s after it arrived"
-            self._fail(request, FailureKind.DEADLINE, late, commands)
+        for request in self._deadlines.passed(self._now_s):
+            if request in self._waiting:
+                self._fail(request, FailureKind.DEADLINE, "not begun by its deadline", commands)
 
     def _fail(self, request: RequestId, kind: FailureKind, reason: str, commands: list[GraphCommand]) -> None:
         if self._requests.pop(request).batch is None:
