@@ -29,7 +29,8 @@ def batch_of(specs: tuple[ValueSpec, ...], num_rows: int) -> tuple[Tensor, ...]:
 
 
 def assert_equals_module(bound: BoundCell, module: nn.Module, num_rows: int, tolerance: float = 1e-5) -> None:
-    """call, and step after hoist, agree with the module and leave their inputs alone."""
+    """call, and step after hoist, agree with the module in eval mode and leave their inputs alone."""
+    module.eval()
     inputs = batch_of(bound.inputs, num_rows)
     before = [value.clone() for value in inputs]
     with torch.no_grad():

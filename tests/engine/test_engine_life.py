@@ -15,7 +15,7 @@ from engine_models import Counter, Decode, Encode, Endless, LoopTranslator, Sums
 import batchmaker as bm
 from batchmaker.compile.loops import ChainLoop
 from batchmaker.engine import Answer
-from batchmaker.errors import CancelledError, ModelError, StoppedError
+from batchmaker.errors import ModelError, StoppedError
 from insides import workers
 from waiting import wait_until
 

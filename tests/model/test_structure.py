@@ -63,6 +63,7 @@ HIDES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "key": (lambda h: {h: 1}, "key of a dict"),
     "object in a list": (lambda h: [Holder([h])], "Holder"),
     "object in an object": (lambda h: Holder({"a": Slotted(h)}), "Holder"),
+    "iterator": (lambda h: iter([h]), "list_iterator"),
     "tuple as key": (lambda h: {(h, 1): 2}, "key of a dict"),
 }  # fmt: skip
 

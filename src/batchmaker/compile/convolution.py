@@ -61,7 +61,7 @@ class Convolution:
         self._weight, self._bias = weight.detach(), None if bias is None else bias.detach()
         self._window, self._row, self._activation = window, tuple(row), activation
         self._convolve = F.conv1d if weight.ndim == 3 else F.conv2d
-        places = self._plain(torch.zeros((1, *row))).shape[2:]
+        places = self._plain(self._weight.new_zeros((1, *row))).shape[2:]
         self._made = (len(weight), *places)
         self.ways: dict[str, Way] = {"plain": self._plain}
         if can_pack(weight):
@@ -125,7 +125,7 @@ class Convolution:
 
     def _dense(self) -> Way:
         numel, window = math.prod(self._row), self._window
-        each = torch.eye(numel).view(numel, *self._row)
+        each = torch.eye(numel, dtype=self._weight.dtype).view(numel, *self._row)
         weight = self._convolve(each, self._weight, None, window.stride, window.padding, window.dilation)
         bias = None if self._bias is None else self._bias.repeat_interleave(math.prod(self._made[1:]))
         layer = Linear(weight.flatten(1).t().contiguous(), bias, self._activation)

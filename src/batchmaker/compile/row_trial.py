@@ -159,7 +159,10 @@ def try_rows(
 
 def is_large(module: nn.Module) -> bool:
     """Whether a module has so many weights that each call takes long."""
-    return sum(weight.nbytes for weight in (*module.parameters(), *module.buffers())) > _LARGE_BYTES
+    return (
+        sum(weight.numel() * weight.element_size() for weight in (*module.parameters(), *module.buffers()))
+        > _LARGE_BYTES
+    )
 
 
 def _floats(kind: int, noise: Tensor) -> Tensor:

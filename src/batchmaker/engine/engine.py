@@ -140,6 +140,7 @@ class Engine:
         self._registry = CellRegistry(
             deterministic_for=threads if deterministic else None,
             only_steps=only_steps(chosen, deterministic=deterministic, computes_here=computes_here),
+            watches_weights=computes_here,
         )
         self._catalogue = Catalogue(model, self._registry, deadline_ms)
         if deterministic and not (computes_here and isinstance(chosen, CellPolicy)):

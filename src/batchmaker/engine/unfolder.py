@@ -30,6 +30,7 @@ from batchmaker.model.template_cache import Sight
 from batchmaker.model.template_values import TemplateValues
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding
+from batchmaker.model.weights import version_of
 
 _LOG = logging.getLogger("batchmaker.engine")
 
@@ -84,6 +85,11 @@ class Unfolder:
         if not tickets:
             return []
         begin = time.perf_counter()
+        weights, total = self._registry.weights.found
+        if sum(map(version_of, weights)) != total:
+            error = self._registry.weights.changed()
+            settle([(ticket, None, error) for ticket in tickets])
+            return []
         entered = []
         now_s, has_run = self._clock.now_s(), False
         forms = self._registry.forms_depend_on_concurrency

@@ -26,6 +26,7 @@ from batchmaker.model.cell import Cell
 from batchmaker.model.floats import Floats
 from batchmaker.model.initial_state import initial_state
 from batchmaker.model.scope import Arguments, CellTypes
+from batchmaker.model.weights import Weights
 from batchmaker.model.whole_runs import WholeRuns
 
 _BINDING = threading.RLock()
@@ -83,7 +84,8 @@ class CellRegistry:
 
     Any thread may call its methods. on_new: called with each new type, before any graph that uses it exists.
     deterministic_for: number of compute threads with which a row's bits are to depend on nothing else in its batch;
-    None if they may. only_steps: why no run takes its cell's whole form; "" if it may.
+    None if they may. only_steps: why no run takes its cell's whole form; "" if it may. watches_weights: `weights` are
+    kept: cells run here, not on copies of all their weights.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class CellRegistry:
         fold_bytes: int = 1 << 30,
         deterministic_for: int | None = None,
         only_steps: str = "outside an engine, runs are steps",
+        watches_weights: bool = False,
     ) -> None:
         self._types: dict[Cell, CellType] = {}
         self._shapes: dict[Cell, _Shapes] = {}
@@ -104,6 +107,8 @@ class CellRegistry:
         self.types: list[CellType] = []
         self.bound: list[BoundCell] = []
         self.modules: list[nn.Module] = []
+        self.weights = Weights()
+        self._watches_weights = watches_weights
         self._cells: list[Cell] = []
         self._trials: list[TrialRows] = []
         self.num_step_inputs: dict[TypeId, int] = {}
@@ -275,6 +280,8 @@ class CellRegistry:
         self.bound.append(bound)
         self._trials.append(trial)
         self.modules.append(cell.module_for(inputs))
+        if self._watches_weights:
+            self.weights.add(name, self.modules[-1])
         self._cells.append(cell)
         self._add(cell_type)
         return cell_type

@@ -29,7 +29,8 @@ _MOST_PARTS: Final = 1000
 def handles(structure: Any) -> Iterator[Handle]:
     """Yield the handles in a structure, in order.
 
-    ModelError for a handle that is a key of a dict, or inside an object of a class of its own.
+    ModelError for a handle that is a key of a dict, or inside an object of a class of its own; and for an iterator,
+    in which nobody can look for handles.
     """
     kind = type(structure)
     if kind in _LEAVES:
@@ -41,6 +42,11 @@ def handles(structure: Any) -> Iterator[Handle]:
             yield from handles(part)
         if isinstance(structure, Mapping):
             _refuse_hidden(structure, structure.keys())
+    elif isinstance(structure, Iterator):
+        raise ModelError(
+            f"got an iterator ({kind.__name__}), in which values cannot be put in the places of handles; return or "
+            "yield a list"
+        )
     else:
         _refuse_hidden(structure, _attributes(structure))
 

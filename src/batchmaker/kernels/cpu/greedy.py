@@ -64,8 +64,8 @@ class GreedyLoop:
         self.num_state = len(state)
         self.outputs = outputs
         self._products = Products(scores.weights, library(), tiles=False)
-        bias = torch.zeros(len(scores.weights)) if scores.bias is None else scores.bias.detach().float()
-        self._bias: Float32s = bias.contiguous().numpy()
+        bias = torch.zeros(len(scores.weights)) if scores.bias is None else scores.bias.detach()
+        self._bias: Float32s = bias.float().contiguous().numpy()
         self._parts: Ints = np.array(outputs, np.int64)
         self._h, self._token = state.index(0), state.index(TOKEN)
         self._c = state.index(1) if 1 in state else self._h

@@ -216,8 +216,8 @@ def _multiplies_panels(brgemm: Any) -> bool:
 def _multiplies_bf16(gemm: Any) -> bool:
     """Whether the product of bfloat16 matrices is right."""
     made = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(rows, 24, generator=made).bfloat16() for rows in (7, 40))
-    c = torch.full((7, 40), torch.nan)
+    a, b = (torch.randn(rows, 24, generator=made, dtype=torch.float32).bfloat16() for rows in (7, 40))
+    c = torch.full((7, 40), torch.nan, dtype=torch.float32)
     pointers = [ctypes.c_void_p(matrix.data_ptr()) for matrix in (a, b, c)]
     one, zero = ctypes.c_float(1), ctypes.c_float(0)
     gemm(_ROW_MAJOR, _PLAIN, _TRANSPOSED, 7, 40, 24, one, pointers[0], 24, pointers[1], 24, zero, pointers[2], 40)

@@ -48,9 +48,9 @@ def _signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signatu
         declared = model.serving_signature()
         _check_keys(model, declared)
         return declared
+    request, inputs = _inputs(model)
     stream = _stream_form(result, streamed)
     form, outputs = _outputs(model, result, stream)
-    request, inputs = _inputs(model)
     defaults = _defaults(model) if request == "keys" else {}
     optional = {*model.optional_inputs, *defaults}
     specs = [replace(spec, optional=True) if spec.name in optional else spec for spec in inputs]
