@@ -177,10 +177,15 @@ def tell_forms(needs: Sequence[str]) -> None:
     for (module, name, form), loop in forms.seen.items():
         parts[module].append((name, form))
         sizes[module] += _size(loop)
-    print(json.dumps([
-        (module, base64.b64encode(pickle.dumps(parts[module])).decode())
-        for module in sorted(parts, key=sizes.__getitem__, reverse=True)
-    ]), flush=True)  # fmt: skip
+    print(
+        json.dumps(
+            [
+                (module, base64.b64encode(pickle.dumps(parts[module])).decode())
+                for module in sorted(parts, key=sizes.__getitem__, reverse=True)
+            ]
+        ),
+        flush=True,
+    )
 
 
 def compile_what_is_told() -> None:

@@ -195,10 +195,13 @@ def _curve(cell: CellLatency) -> Curve:
 
 def _json_row(cell: CellLatency, curve: Curve) -> dict[str, Any]:
     return {
-        "name": curve.name, "batch": list(curve.sizes), "step_ms": list(curve.step_ms),
-        "p95_ms": [1e3 * seconds for seconds in cell.p95_s], "cells_per_s": list(curve.cells_per_s),
+        "name": curve.name,
+        "batch": list(curve.sizes),
+        "step_ms": list(curve.step_ms),
+        "p95_ms": [1e3 * seconds for seconds in cell.p95_s],
+        "cells_per_s": list(curve.cells_per_s),
         "max_batch": curve.best,
-    }  # fmt: skip
+    }
 
 
 def _show(about: str, cells: Sequence[CellLatency], curves: Sequence[Curve], forms: Sequence[str]) -> None:

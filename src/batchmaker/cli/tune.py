@@ -140,10 +140,16 @@ def _show(tuning: Tuning) -> None:
 def _cells(tuning: Tuning, trial: Trial) -> list[str]:
     config = trial.config
     cells = [
-        str(trial.rank), f"{1e3 * trial.cost.seconds:.3f}", config.regime, *_layout(config), str(config.row_step),
+        str(trial.rank),
+        f"{1e3 * trial.cost.seconds:.3f}",
+        config.regime,
+        *_layout(config),
+        str(config.row_step),
         f"{config.shared_steps}/{config.steps}",
-        str(config.blocks_per_tile), _or_dash(trial.registers), _or_dash(trial.spill_bytes),
-    ]  # fmt: skip
+        str(config.blocks_per_tile),
+        _or_dash(trial.registers),
+        _or_dash(trial.spill_bytes),
+    ]
     if tuning.measured_on:
         cells.append("-" if trial.measured_s is None else f"{1e3 * trial.measured_s:.3f}")
         cells.append(_or_dash(tuning.measured_rank(trial)))
@@ -175,29 +181,42 @@ def _conclusion(tuning: Tuning) -> str:
 def _json(tuning: Tuning, why_not_measured: str | None) -> dict[str, Any]:
     problem, on = tuning.problem, tuning.measured_on
     return {
-        "model": problem.cell, "hidden": problem.hidden, "batch": problem.batch, "dtype": problem.dtype,
-        "steps": problem.steps, "arch": tuning.arch, "modelled": tuning.device.name,
+        "model": problem.cell,
+        "hidden": problem.hidden,
+        "batch": problem.batch,
+        "dtype": problem.dtype,
+        "steps": problem.steps,
+        "arch": tuning.arch,
+        "modelled": tuning.device.name,
         "measured_on": None if on is None else {"name": on.name, "sms": on.sms, "driver": on.driver},
-        "why_not_measured": why_not_measured, "num_candidates": tuning.num_candidates,
+        "why_not_measured": why_not_measured,
+        "num_candidates": tuning.num_candidates,
         "chosen": tuning.chosen.rank if tuning.chosen else None,
         "fallback": None if tuning.trials else fallback_reason(problem, tuning.device),
         "configurations": [_json_row(tuning, trial) for trial in tuning.trials],
-    }  # fmt: skip
+    }
 
 
 def _json_row(tuning: Tuning, trial: Trial) -> dict[str, Any]:
     config, step = trial.config, trial.cost.step
     names = ("regime", "tile_width", "tile_height", "groups", "group_size", "row_step", "shared_steps")
     return {
-        "rank": trial.rank, **{name: getattr(config, name) for name in names},
-        "blocks_per_tile": config.blocks_per_tile, "threads": config.num_threads,
-        "weight_registers": config.weight_registers, "shared_bytes": config.shared_bytes,
-        "name_expression": config.name_expression, "registers": trial.registers, "spill_bytes": trial.spill_bytes,
-        "predicted_ms": 1e3 * trial.cost.seconds, "tiles_in_turn": trial.cost.tiles_in_turn,
+        "rank": trial.rank,
+        **{name: getattr(config, name) for name in names},
+        "blocks_per_tile": config.blocks_per_tile,
+        "threads": config.num_threads,
+        "weight_registers": config.weight_registers,
+        "shared_bytes": config.shared_bytes,
+        "name_expression": config.name_expression,
+        "registers": trial.registers,
+        "spill_bytes": trial.spill_bytes,
+        "predicted_ms": 1e3 * trial.cost.seconds,
+        "tiles_in_turn": trial.cost.tiles_in_turn,
         "step_clocks": {name: round(getattr(step, name), 1) for name in ("multiply", "gates", "exchange", "input")},
         "measured_ms": None if trial.measured_s is None else 1e3 * trial.measured_s,
-        "measured_rank": tuning.measured_rank(trial), "failure": trial.failure,
-    }  # fmt: skip
+        "measured_rank": tuning.measured_rank(trial),
+        "failure": trial.failure,
+    }
 
 
 def _bar(tuning: Tuning, trial: Trial) -> TriedBar:

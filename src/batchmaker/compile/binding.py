@@ -332,9 +332,15 @@ class BoundCell:
             self._check_state(num_step_inputs)
             split, notes = self._forms.split(self.inputs, num_step_inputs)
             made = BoundCell(
-                self.name, self.inputs, self.outputs, self.identity, (*self._notes, *notes), self._forms,
-                self.num_memories, self.places,
-            )  # fmt: skip
+                self.name,
+                self.inputs,
+                self.outputs,
+                self.identity,
+                (*self._notes, *notes),
+                self._forms,
+                self.num_memories,
+                self.places,
+            )
             made.num_step_inputs, made._split, made.hoisted = num_step_inputs, split, split.hoisted
             step_inputs, state = self.inputs[:num_step_inputs], self.inputs[num_step_inputs:]
             made._chain_loop = chain_loop(split.looped, split.hoist, split.step, step_inputs, split.hoisted, state)

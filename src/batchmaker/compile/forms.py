@@ -44,9 +44,14 @@ class PlainModule:
     """
 
     def __init__(
-        self, module: nn.Module, where: str, outputs: tuple[ValueSpec, ...], device: torch.device, tried: Tried,
+        self,
+        module: nn.Module,
+        where: str,
+        outputs: tuple[ValueSpec, ...],
+        device: torch.device,
+        tried: Tried,
         num_own: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.module, self.where, self.device, self.tried = module, where, device, tried
         self._num_own = num_own
         self._outputs = outputs

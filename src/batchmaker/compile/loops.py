@@ -98,10 +98,17 @@ class ChainLoop:
         parts, outputs = (tuple([p for p in side if p != TOKEN]) for side in (looped.state, looped.outputs))
         self._steps = RecurrentLoop(
             LoopCell(
-                looped.kind, weights, bias, parts, outputs, looped.table, looped.projected, shares.project,
+                looped.kind,
+                weights,
+                bias,
+                parts,
+                outputs,
+                looped.table,
+                looped.projected,
+                shares.project,
                 shares.product,
             )
-        )  # fmt: skip
+        )
         scores = looped.scores
         self.loop: RecurrentLoop | GreedyLoop = (
             self._steps if scores is None else GreedyLoop(self._steps, scores, looped.state, looped.outputs)

@@ -75,10 +75,18 @@ class NodeLoop:
         room, operations = self._room(task.largest), self._operations
         copies = room.copies_of(len(task.keep_tables), task)
         done = run_nodes(
-            task.ends, (task.source_tables, task.source_rows, self._row_bytes), task.tables, operations.code,
-            room.scratch, self._made, (task.keep_at, task.keep_rows, task.keep_tables, self._parts), copies,
-            room.places_of(task.source_rows.shape[1]), room.from_at, self.block,
-        )  # fmt: skip
+            task.ends,
+            (task.source_tables, task.source_rows, self._row_bytes),
+            task.tables,
+            operations.code,
+            room.scratch,
+            self._made,
+            (task.keep_at, task.keep_rows, task.keep_tables, self._parts),
+            copies,
+            room.places_of(task.source_rows.shape[1]),
+            room.from_at,
+            self.block,
+        )
         self._rooms.append(room)
         return done
 
@@ -89,10 +97,18 @@ class NodeLoop:
         places = np.arange(count)
         made = [torch.empty((count, *spec.shape), dtype=getattr(torch, spec.dtype)) for spec in outputs]
         task = NodeTask(
-            np.array([count]), count, np.repeat(np.arange(1, ports + 1), count).reshape(ports, count),
-            np.tile(places, (ports, 1)), np.array([0, *[column.data_ptr() for column in columns]]), _NONE, _NONE, _NONE,
-            (places,) * len(made), tuple(range(len(made))), tuple([values.numpy() for values in made]),
-        )  # fmt: skip
+            np.array([count]),
+            count,
+            np.repeat(np.arange(1, ports + 1), count).reshape(ports, count),
+            np.tile(places, (ports, 1)),
+            np.array([0, *[column.data_ptr() for column in columns]]),
+            _NONE,
+            _NONE,
+            _NONE,
+            (places,) * len(made),
+            tuple(range(len(made))),
+            tuple([values.numpy() for values in made]),
+        )
         if self.run(task) != 1:
             raise ValueError("a token has no row")
         return tuple(made)
@@ -201,10 +217,18 @@ def _trial(
     padded = np.concatenate((places, np.zeros(len(rows[0]) - n, np.int64)))
     ports, outputs = len(sources), len(targets)
     task = NodeTask(
-        np.array([n]), n, np.repeat(np.arange(1, ports + 1), n).reshape(ports, n), np.tile(places, (ports, 1)),
-        np.array([0, *[values.ctypes.data for values in (*sources, *targets)]]), np.arange(n), places,
-        np.arange(ports + 1, ports + 1 + outputs), (), (), (),
-    )  # fmt: skip
+        np.array([n]),
+        n,
+        np.repeat(np.arange(1, ports + 1), n).reshape(ports, n),
+        np.tile(places, (ports, 1)),
+        np.array([0, *[values.ctypes.data for values in (*sources, *targets)]]),
+        np.arange(n),
+        places,
+        np.arange(ports + 1, ports + 1 + outputs),
+        (),
+        (),
+        (),
+    )
 
     def stepped() -> None:
         batch = [torch.from_numpy(values.take(padded, 0)) for values in sources]

@@ -165,9 +165,12 @@ def operate(k: int, n: int, done: int, from_at: Ints, code: Code, scratch: Scrat
                 bases[i] = place(values, base_values[i], done) if base_values[i] >= 0 else 0
             interpret(
                 programs[passes[a, PROGRAM] : passes[a, PROGRAM_END]],
-                slots[passes[a, SLOT] : passes[a, SLOT_END]], bases[low : passes[a, BASE_END]],
-                passes[a, REGISTERS], n, passes[a, PASS_WIDTH],
-            )  # fmt: skip
+                slots[passes[a, SLOT] : passes[a, SLOT_END]],
+                bases[low : passes[a, BASE_END]],
+                passes[a, REGISTERS],
+                n,
+                passes[a, PASS_WIDTH],
+            )
             k += 1
             continue
         if kind == EACH:
@@ -196,9 +199,18 @@ def operate(k: int, n: int, done: int, from_at: Ints, code: Code, scratch: Scrat
 
 @compiled_arithmetic
 def run_nodes(
-    ends: Ints, inputs: tuple[Ints, Ints, Ints], tables: Ints, code: Code, scratch: Scratch, made: Ints,
-    keeps: Keeps, copies: Ints, places: Ints, from_at: Ints, block: int,
-) -> int:  # fmt: skip
+    ends: Ints,
+    inputs: tuple[Ints, Ints, Ints],
+    tables: Ints,
+    code: Code,
+    scratch: Scratch,
+    made: Ints,
+    keeps: Keeps,
+    copies: Ints,
+    places: Ints,
+    from_at: Ints,
+    block: int,
+) -> int:
     """Compute the steps of a task of single nodes; return how many: all, or those before a token without a row.
 
     inputs: tables and rows [inputs, positions], and bytes of a row [inputs]. tables: addresses. made: [outputs] the

@@ -366,10 +366,18 @@ class Writer:
         self._programs.append(program)
         self._slots.append(slots)
         self._base_values += [*read, *results, -1, -1]  # of constants, which have addresses of their own; of registers
-        self._passes.append([
-            low[0], low[0] + len(program), low[1], low[1] + len(slots), low[2], len(self._base_values),
-            made.num_registers, width,
-        ])  # fmt: skip
+        self._passes.append(
+            [
+                low[0],
+                low[0] + len(program),
+                low[1],
+                low[1] + len(slots),
+                low[2],
+                len(self._base_values),
+                made.num_registers,
+                width,
+            ]
+        )
         self.weights.append(made)
         self._operation(PASS, results[0], number)
         if num_results == 1:

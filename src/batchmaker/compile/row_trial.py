@@ -131,9 +131,13 @@ def in_sizes(run: Callable[..., Batch], rows: Batch, sizes: Sequence[int]) -> Ba
         part = tuple([row[begin : begin + largest] for row in rows])
         size = sizes[bisect_left(sizes, len(part[0]))]
         room = size - len(part[0])
-        padded = part if room == 0 else tuple(
-            [torch.cat([own, row[:1].expand(room, *row.shape[1:])]) for own, row in zip(part, rows, strict=True)]
-        )  # fmt: skip
+        padded = (
+            part
+            if room == 0
+            else tuple(
+                [torch.cat([own, row[:1].expand(room, *row.shape[1:])]) for own, row in zip(part, rows, strict=True)]
+            )
+        )
         parts.append(tuple([made[: len(part[0])] for made in run(*padded)]))
     return parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
 
@@ -376,9 +380,13 @@ class _RowTrial:
         if isinstance(self._module, Opaque):
             return False
         return is_mixed(
-            partial(self._run_computed, one), self._sizes[0], partial(self._run_computed, batch),
-            self._sizes[bisect_left(self._sizes, len(batch[0]))], place, self._tolerance,
-        )  # fmt: skip
+            partial(self._run_computed, one),
+            self._sizes[0],
+            partial(self._run_computed, batch),
+            self._sizes[bisect_left(self._sizes, len(batch[0]))],
+            place,
+            self._tolerance,
+        )
 
     def _run_computed(self, rows: Batch) -> Batch:
         """Run rows that are themselves the results of operations."""

@@ -150,13 +150,23 @@ class StateLoop:
         hoisted_at = np.array([values.data_ptr() for values in task.hoisted], np.int64)
         state_at = np.array([values.data_ptr() for values in task.state], np.int64)
         arguments: tuple[Any, ...] = (
-            room.cursor, (task.ends, task.lanes, task.nodes), task.tables, (hoisted_at, state_at, self._row_bytes),
+            room.cursor,
+            (task.ends, task.lanes, task.nodes),
+            task.tables,
+            (hoisted_at, state_at, self._row_bytes),
             (task.move_at, task.move_tables, task.move_rows),
             (task.keep_at, task.keep_rows, task.keep_tables, self._parts),
-            room.copies_of(len(task.keep_tables), task), (self._made, self._fed_by), operations.code, room.scratch,
-            (loops.test_of, loops.last, loops.output_of, loops.ended, loops.constants), by_python, (stopped, skipped),
-            room.positions, room.from_at, room.block,
-        )  # fmt: skip
+            room.copies_of(len(task.keep_tables), task),
+            (self._made, self._fed_by),
+            operations.code,
+            room.scratch,
+            (loops.test_of, loops.last, loops.output_of, loops.ended, loops.constants),
+            by_python,
+            (stopped, skipped),
+            room.positions,
+            room.from_at,
+            room.block,
+        )
         cursor = room.cursor
         while (why := run_states(*arguments)) != DONE:
             if why == AT_NO_ROW:
@@ -188,12 +198,23 @@ class StateLoop:
         n, hoisted = len(rows[0]), self._num_hoisted
         places = np.arange(n)
         return StateTask(
-            np.arange(1, num_steps + 1) * n, n, np.tile(places, num_steps), np.tile(places, num_steps),
-            np.zeros(1, np.int64), tuple([v.repeat(num_steps, *[1] * (v.dim() - 1)) for v in rows[:hoisted]]),
-            rows[hoisted:], _NONE, np.zeros((len(rows) - hoisted, 0), np.int64),
-            np.zeros((len(rows) - hoisted, 0), np.int64), _NONE, _NONE, _NONE, (places,) * len(made),
-            tuple(range(len(made))), tuple(map(_bits, made)),
-        )  # fmt: skip
+            np.arange(1, num_steps + 1) * n,
+            n,
+            np.tile(places, num_steps),
+            np.tile(places, num_steps),
+            np.zeros(1, np.int64),
+            tuple([v.repeat(num_steps, *[1] * (v.dim() - 1)) for v in rows[:hoisted]]),
+            rows[hoisted:],
+            _NONE,
+            np.zeros((len(rows) - hoisted, 0), np.int64),
+            np.zeros((len(rows) - hoisted, 0), np.int64),
+            _NONE,
+            _NONE,
+            _NONE,
+            (places,) * len(made),
+            tuple(range(len(made))),
+            tuple(map(_bits, made)),
+        )
 
     def trial(self, rows: tuple[Tensor, ...], num_steps: int) -> Callable[[], Any]:
         """Return a function that runs so many steps from these rows on."""

@@ -60,9 +60,18 @@ def note_outputs(copies: Ints, tables: Ints, keeps: Keeps, made: Ints, values: I
 
 @compiled_part
 def begin_step(
-    first: int, last: int, move: int, lanes: Ints, nodes: Ints, ended: Flags, tables: Ints, moves: StateMoves,
-    inputs: Inputs, room: Places, skipped: Flags,
-) -> tuple[int, int]:  # fmt: skip
+    first: int,
+    last: int,
+    move: int,
+    lanes: Ints,
+    nodes: Ints,
+    ended: Flags,
+    tables: Ints,
+    moves: StateMoves,
+    inputs: Inputs,
+    room: Places,
+    skipped: Flags,
+) -> tuple[int, int]:
     """Bring the states that move, and collect the positions of a step that run; return the next move and their number.
 
     room, skipped: written.
@@ -142,10 +151,23 @@ def end_loops(
 
 @compiled_arithmetic
 def run_states(
-    cursor: Ints, steps: tuple[Ints, Ints, Ints], tables: Ints, inputs: Inputs, moves: StateMoves, keeps: Keeps,
-    copies: Ints, results: tuple[Ints, Ints], code: Code, scratch: Scratch, tests: Tests, by_python: bool,
-    marks: tuple[Flags, Flags], room: Places, from_at: Ints, block: int,
-) -> int:  # fmt: skip
+    cursor: Ints,
+    steps: tuple[Ints, Ints, Ints],
+    tables: Ints,
+    inputs: Inputs,
+    moves: StateMoves,
+    keeps: Keeps,
+    copies: Ints,
+    results: tuple[Ints, Ints],
+    code: Code,
+    scratch: Scratch,
+    tests: Tests,
+    by_python: bool,
+    marks: tuple[Flags, Flags],
+    room: Places,
+    from_at: Ints,
+    block: int,
+) -> int:
     """Compute steps of a task from the cursor on, until all are done or Python has to do something.
 
     steps: ends, lanes and nodes of the StateTask. tables: addresses. copies: the fetches, with room before them for the

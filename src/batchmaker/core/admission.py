@@ -126,9 +126,12 @@ class GraphAdmission:
     def elsewhere(self, arena: Arena) -> GraphAdmission:
         """Return an admission by the same rules into another arena, without cell types."""
         return GraphAdmission(
-            arena, self._tables, plan_rows=self._plan_rows, node_by_node=self._numbers.node_by_node,
+            arena,
+            self._tables,
+            plan_rows=self._plan_rows,
+            node_by_node=self._numbers.node_by_node,
             own_type_follows=self._own_type_follows,
-        )  # fmt: skip
+        )
 
     def add_type(self, cell: CellType) -> RowPool:
         """Add a cell type; return its row pool."""
@@ -218,17 +221,27 @@ class GraphAdmission:
             extents = self._take(graphs[mine], of[mine], before, bases[mine].tolist(), result)
             for i, extent in enumerate(extents, begin):
                 result.extents[: EXTENT_FIELDS - 1, i] = (
-                    extent.first_local, extent.base, extent.num_nodes, extent.first_subgraph, extent.num_subgraphs,
-                    extent.first_edge, extent.num_edges,
-                )  # fmt: skip
+                    extent.first_local,
+                    extent.base,
+                    extent.num_nodes,
+                    extent.first_subgraph,
+                    extent.num_subgraphs,
+                    extent.first_edge,
+                    extent.num_edges,
+                )
             if remember and len(result.waiting_sources) == num_waiting:
                 self._copies.remember(graphs[begin], extents[0], result.host_tables[-1], arena.is_host, before[0])
         ones = np.ones(count, np.int64)
         arena.fit(EXTENTS, ones)
         enter_extents(
-            result.extents, arena.allocate(EXTENTS, ones), of, arena.extents, arena.requests, arena.subgraphs,
+            result.extents,
+            arena.allocate(EXTENTS, ones),
+            of,
+            arena.extents,
+            arena.requests,
+            arena.subgraphs,
             arena.types,
-        )  # fmt: skip
+        )
         arena.fit_queues()
         return result
 
@@ -305,12 +318,20 @@ class GraphAdmission:
             read = [to_node.sources(i, graphs[i], block.sources) for i, block in members]
             outputs = [block.outputs for _, block in members]
             fed = np.zeros((len(self._cells), num_ports), np.bool_)
-            edges.append(feed(
-                np.ascontiguousarray(np.concatenate([local for local, _ in read], axis=1)),
-                np.repeat(np.array([shift for _, shift in read]), counts),
-                np.ascontiguousarray(np.concatenate(outputs, axis=1)), readers, self._value_tables, fed,
-                arena.nodes, arena.subgraphs, arena.source, arena.source_table,
-            ))  # fmt: skip
+            edges.append(
+                feed(
+                    np.ascontiguousarray(np.concatenate([local for local, _ in read], axis=1)),
+                    np.repeat(np.array([shift for _, shift in read]), counts),
+                    np.ascontiguousarray(np.concatenate(outputs, axis=1)),
+                    readers,
+                    self._value_tables,
+                    fed,
+                    arena.nodes,
+                    arena.subgraphs,
+                    arena.source,
+                    arena.source_table,
+                )
+            )
             for type_id, port in np.argwhere(fed).tolist():
                 self._note_value_port(type_id, port)
 

@@ -256,8 +256,14 @@ class Arena:
         number, (_, num_workers, _) = self.types.shape[1], self.lanes.shape
         facts = np.zeros((TYPE_FIELDS, 1), np.int64)
         facts[[MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_OUTPUTS, POOL, NUM_STEP_INPUTS, PRIORITY], 0] = (
-            cell.max_batch, cell.min_batch, len(cell.inputs), len(cell.outputs), pool, NOWHERE, cell.priority,
-        )  # fmt: skip
+            cell.max_batch,
+            cell.min_batch,
+            len(cell.inputs),
+            len(cell.outputs),
+            pool,
+            NOWHERE,
+            cell.priority,
+        )
         facts[[NUM_MEMORIES, OWN_MEMORY], 0] = len(cell.memories), any(output != GIVEN for output in cell.memories)
         if len(cell.memories) > len(self.reach):
             self.reach = _resized(self.reach, len(cell.memories), self.source.shape[1])
@@ -346,8 +352,11 @@ class Arena:
             first, self._num_queued = rest.shape[1], rest.shape[1] + size
             at = first + (size - waiting.shape[1]) // 2
             types[[QUEUE_BEGIN, QUEUE_END, HEAD_OF_QUEUE, TAIL_OF_QUEUE], type_id] = (
-                first, first + size, at, at + waiting.shape[1],
-            )  # fmt: skip
+                first,
+                first + size,
+                at,
+                at + waiting.shape[1],
+            )
             self.queue = np.zeros((QUEUE_FIELDS, self._num_queued), np.int64)
             self.queue[:, :first], self.queue[:, at : at + waiting.shape[1]] = rest, waiting
 

@@ -128,9 +128,16 @@ def _num_ahead(rules: Ints, budget_s: float, full_s: float) -> int:
 
 @compiled
 def _depth(
-    nodes: Ints, subgraphs: Ints, types: Ints, queue: Ints, depth_of: Ints, patience: int, type_id: int, worker: int,
+    nodes: Ints,
+    subgraphs: Ints,
+    types: Ints,
+    queue: Ints,
+    depth_of: Ints,
+    patience: int,
+    type_id: int,
+    worker: int,
     by_age: bool,
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int]:
     """Return the depth of the nodes of a batch, and NUM_PASSED after it.
 
     It is the smallest depth of a ready node. After `patience` batches in a row of another depth than that of the first
@@ -180,8 +187,13 @@ def form(addresses: Ints, type_id: int, worker: int, by_age: bool, may_ask: bool
     """
     state = state_at(addresses)
     nodes, subgraphs, types, queue, pools, lanes = (
-        state.nodes, state.subgraphs, state.types, state.queue, state.pools, state.lanes,
-    )  # fmt: skip
+        state.nodes,
+        state.subgraphs,
+        state.types,
+        state.queue,
+        state.pools,
+        state.lanes,
+    )
     rules, workers, depth_of, budget_s = state.rules, state.workers, state.depth_of, state.budget_s[0, 0]
     if rules[SHORT_TASKS]:
         budget_s = min(budget_s, SHORT_TASK_S)
@@ -202,9 +214,17 @@ def form(addresses: Ints, type_id: int, worker: int, by_age: bool, may_ask: bool
     num_waiting = types[TAIL_OF_QUEUE, type_id] - types[HEAD_OF_QUEUE, type_id]
     highest = queue[KEY_RANK, types[HEAD_OF_QUEUE, type_id]] if num_waiting > 0 else 0
     keys, ranks = candidates(
-        nodes, subgraphs, types, queue, depth_of, type_id, only_worker, depth, by_age,
+        nodes,
+        subgraphs,
+        types,
+        queue,
+        depth_of,
+        type_id,
+        only_worker,
+        depth,
+        by_age,
         max_batch * _num_ahead(rules, budget_s, seconds[max_batch]),
-    )  # fmt: skip
+    )
     if not ranked and len(keys) >= BATCHES_AHEAD * max_batch:
         is_alone = True
         for other in range(types.shape[1]):
@@ -219,23 +239,40 @@ def form(addresses: Ints, type_id: int, worker: int, by_age: bool, may_ask: bool
         if pools[NUM_FREE, pool] < (wanted if may_ask else needed):
             rows_wanted, rows_needed, keys, ranks = wanted, needed, keys[:0], ranks[:0]
     places = Places(
-        plan_rows, worker, pools[NUM_FREE, pool], pools[FIRST_TABLE, pool], pools[END_TABLE, pool],
+        plan_rows,
+        worker,
+        pools[NUM_FREE, pool],
+        pools[FIRST_TABLE, pool],
+        pools[END_TABLE, pool],
         num_inputs if plan_rows else 0,
         (num_inputs if num_step_inputs == NOWHERE else num_step_inputs) if plan_rows else 0,
-        types[NUM_MEMORIES, type_id] if plan_rows else 0, rows_each,
-    )  # fmt: skip
+        types[NUM_MEMORIES, type_id] if plan_rows else 0,
+        rows_each,
+    )
     limits = TaskLimits(
-        max_batch, types[MIN_BATCH, type_id], rules[MAX_STEPS] if budget_s > 0 else 1, budget_s,
-        num_waiting > len(keys), rules[LOOPS_AHEAD] > 0, rules[OWN_TYPE_FOLLOWS] > 0,
-    )  # fmt: skip
+        max_batch,
+        types[MIN_BATCH, type_id],
+        rules[MAX_STEPS] if budget_s > 0 else 1,
+        budget_s,
+        num_waiting > len(keys),
+        rules[LOOPS_AHEAD] > 0,
+        rules[OWN_TYPE_FOLLOWS] > 0,
+    )
     first_row, first_lane = pools[ROWS_BEGIN, pool], lanes[LANES_BEGIN, worker, type_id]
     arrays = TaskArrays(
-        nodes, subgraphs, state.source, state.source_table, state.reach, state.consumer, state.is_host,
+        nodes,
+        subgraphs,
+        state.source,
+        state.source_table,
+        state.reach,
+        state.consumer,
+        state.is_host,
         state.ports[type_id, : types[NUM_PORTS, type_id]],
         state.free_rows[first_row : first_row + pools[NUM_ROWS, pool]],
-        state.occupant[first_lane : first_lane + lanes[NUM_LANES, worker, type_id]], state.lane_tables[type_id],
+        state.occupant[first_lane : first_lane + lanes[NUM_LANES, worker, type_id]],
+        state.lane_tables[type_id],
         seconds,
-    )  # fmt: skip
+    )
     steps = find_steps(
         arrays, places, limits, rows_wanted, rows_needed, keys, ranks[: len(keys) if ranked and not by_age else 0]
     )
@@ -328,9 +365,14 @@ class Batcher:
             assert entry.num_step_inputs is not None
             tables = self._state.tables.lane_ids(worker, entry.cell, entry.num_step_inputs)
             lanes = TaskLanes(
-                tables, at[AT_LANE], said[HAS_LANES], said[IS_DENSE], moves[0], moves[1 : 1 + len(tables)],
+                tables,
+                at[AT_LANE],
+                said[HAS_LANES],
+                said[IS_DENSE],
+                moves[0],
+                moves[1 : 1 + len(tables)],
                 moves[1 + len(tables) :],
-            )  # fmt: skip
+            )
         if num_memories:
             memories = TaskMemories(members[0], at[inputs : inputs + num_memories], at[rows:])
         fetches, all_marks = list[FetchOutput](), header[ALL_MARKS]
@@ -338,7 +380,17 @@ class Batcher:
             if all_marks >> output & 1:
                 fetches.append(FetchOutput(output, marked(marks[0], output)))
         return RunTask(
-            task, worker, entry.cell.type_id, header[LARGEST], ends[POSITIONS], at[AT_NODE],
-            at[NUM_FACTS:inputs], at[inputs:rows], lanes, keep, tuple(fetches),
-            said[MAY_STOP] if header[ALL_FLAGS] >> MAY_STOP & 1 else None, memories,
-        )  # fmt: skip
+            task,
+            worker,
+            entry.cell.type_id,
+            header[LARGEST],
+            ends[POSITIONS],
+            at[AT_NODE],
+            at[NUM_FACTS:inputs],
+            at[inputs:rows],
+            lanes,
+            keep,
+            tuple(fetches),
+            said[MAY_STOP] if header[ALL_FLAGS] >> MAY_STOP & 1 else None,
+            memories,
+        )

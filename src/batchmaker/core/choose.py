@@ -69,9 +69,13 @@ def _by_policy(state: State) -> Ints:
     for i in range(len(ready)):
         measure[i] = _measure(state, order, ready[i])
     return ranked(
-        order, ready, types[TAIL_OF_QUEUE][ready] - types[HEAD_OF_QUEUE][ready], types[MAX_BATCH][ready], measure,
+        order,
+        ready,
+        types[TAIL_OF_QUEUE][ready] - types[HEAD_OF_QUEUE][ready],
+        types[MAX_BATCH][ready],
+        measure,
         types[PRIORITY][ready],
-    )  # fmt: skip
+    )
 
 
 @compiled_within

@@ -101,9 +101,21 @@ class Forms(NamedTuple):
 def forms_at(a: Ints) -> Forms:
     """Return the tables at these addresses; see `addresses_of`."""
     return Forms(
-        table_at(a, 0), row_at(a, 1), table_at(a, 2), row_at(a, 3), table_at(a, 4), row_at(a, 5), table_at(a, 6),
-        row_at(a, 7), table_at(a, 8), row_at(a, 9), table_at(a, 10), row_at(a, 11), table_at(a, 12), row_at(a, 13),
-    )  # fmt: skip
+        table_at(a, 0),
+        row_at(a, 1),
+        table_at(a, 2),
+        row_at(a, 3),
+        table_at(a, 4),
+        row_at(a, 5),
+        table_at(a, 6),
+        row_at(a, 7),
+        table_at(a, 8),
+        row_at(a, 9),
+        table_at(a, 10),
+        row_at(a, 11),
+        table_at(a, 12),
+        row_at(a, 13),
+    )
 
 
 @final
@@ -250,14 +262,34 @@ class GraphCopies:
             number,
             np.array([[extent.first_local, extent.num_nodes, extent.num_subgraphs, extent.num_edges]], np.int64).T,
         )
-        self._nodes.add(number, np.array([
-            arena.subgraph[nodes] - extent.first_subgraph, arena.pending[nodes], arena.uses[nodes], arena.fetch[nodes],
-            arena.num_edges[nodes], arena.first_edge[nodes] - extent.first_edge,
-        ]))  # fmt: skip
-        self._subgraphs.add(number, np.array([
-            arena.type[subgraphs], arena.head[subgraphs] - extent.base, arena.size[subgraphs], arena.span[subgraphs],
-            external, np.where(end > 0, end - extent.base, 0), arena.open_ended[subgraphs],
-        ], np.int64))  # fmt: skip
+        self._nodes.add(
+            number,
+            np.array(
+                [
+                    arena.subgraph[nodes] - extent.first_subgraph,
+                    arena.pending[nodes],
+                    arena.uses[nodes],
+                    arena.fetch[nodes],
+                    arena.num_edges[nodes],
+                    arena.first_edge[nodes] - extent.first_edge,
+                ]
+            ),
+        )
+        self._subgraphs.add(
+            number,
+            np.array(
+                [
+                    arena.type[subgraphs],
+                    arena.head[subgraphs] - extent.base,
+                    arena.size[subgraphs],
+                    arena.span[subgraphs],
+                    external,
+                    np.where(end > 0, end - extent.base, 0),
+                    arena.open_ended[subgraphs],
+                ],
+                np.int64,
+            ),
+        )
         self._edges.add(number, arena.consumer[None, edges] - extent.base)
         self._ready.add(number, np.flatnonzero(external == 0)[None])
         sources, reads = self._known_sources(extent, is_host, earlier)
@@ -398,9 +430,14 @@ def _write(addresses: Ints, forms_addresses: Ints, where: Ints) -> Ints:
     state, forms = state_at(addresses), forms_at(forms_addresses)
     for i in range(where.shape[1]):
         write_copy(
-            state, forms, where[FORM, i], where[SLOT, i], where[FORM_BASE, i], where[SUBGRAPHS_FROM, i],
+            state,
+            forms,
+            where[FORM, i],
+            where[SLOT, i],
+            where[FORM_BASE, i],
+            where[SUBGRAPHS_FROM, i],
             where[EDGES_FROM, i],
-        )  # fmt: skip
+        )
     return ready_of(forms, where[FORM], where[SUBGRAPHS_FROM])
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from batchmaker.arrays import Flags, Ints
+from batchmaker.arrays import Ints
 from batchmaker.compiled import compiled_within
 from batchmaker.core.commands import ZERO_TABLE
 from batchmaker.core.layout import (
@@ -220,10 +220,10 @@ def _go_on(
 
 @compiled_within
 def _note_moves(
-    nodes: Ints, source: Ints, source_table: Ints, is_host: Flags, lane_tables: Ints, places: Places, before: Ints,
-    home: Ints, at: Ints, first: int, moves: Ints, num_moves: int,
-) -> int:  # fmt: skip
+    arrays: TaskArrays, places: Places, before: Ints, home: Ints, at: Ints, first: int, moves: Ints, num_moves: int
+) -> int:
     """Write the moves of a step: state to copy into lanes. before, home: see `seat`. Returns the number of moves."""
+    nodes, source, source_table, is_host = arrays.nodes, arrays.source, arrays.source_table, arrays.is_host
     num_state = places.num_inputs - places.num_step_inputs
     for i in range(len(before)):
         if before[i] == at[AT_LANE, first + i] and home[i] == places.worker:
@@ -235,21 +235,20 @@ def _note_moves(
                 table = source_table[port, node]
                 row = node if table == ZERO_TABLE or is_host[table] else nodes[ROW, source[port, node]]
             else:
-                table, row = lane_tables[home[i], part], before[i]
+                table, row = arrays.lane_tables[home[i], part], before[i]
             moves[1 + part, num_moves], moves[1 + num_state + part, num_moves] = table, row
         num_moves += 1
     return num_moves
 
 
 @compiled_within
-def _note_inputs(
-    nodes: Ints, source: Ints, source_table: Ints, is_host: Flags, at: Ints, first: int, end: int, num_found: int,
-    num_inputs: int, num_memories: int,
-) -> None:  # fmt: skip
+def _note_inputs(arrays: TaskArrays, places: Places, at: Ints, first: int, end: int, num_found: int) -> None:
     """Write the tables and rows of the first `num_found` inputs of these positions. The other inputs are lane state.
 
     Of memories, which are the first inputs, only the tables: see `_note_members`.
     """
+    nodes, source, source_table, is_host = arrays.nodes, arrays.source, arrays.source_table, arrays.is_host
+    num_inputs, num_memories = places.num_inputs, places.num_memories
     for port in range(num_memories):
         for position in range(first, end):
             at[NUM_FACTS + port, position] = source_table[port, at[AT_NODE, position]]
@@ -267,15 +266,23 @@ def _note_inputs(
 
 @compiled_within
 def _note_members(
-    nodes: Ints, source: Ints, reach: Ints, at: Ints, first: int, count: int, num_alike: int, goes_on: bool,
-    places: Places, members: Ints, num_members: int,
-) -> tuple[Ints, int]:  # fmt: skip
+    arrays: TaskArrays,
+    places: Places,
+    at: Ints,
+    first: int,
+    count: int,
+    num_alike: int,
+    goes_on: bool,
+    members: Ints,
+    num_members: int,
+) -> tuple[Ints, int]:
     """Write the rows of the memories of equal steps that begin at position `first`, each with `count` positions.
 
     The outputs of these steps have rows already. Steps of one run share what the last of them reads: that of an earlier
     one is the beginning of it. goes_on: the step before has the same chains in the same order; they share with it what
     is no longer now. Returns `members`, which may be a larger array now, and how many are written.
     """
+    nodes, source, reach = arrays.nodes, arrays.source, arrays.reach
     for port in range(places.num_memories):
         row, length_row = NUM_FACTS + places.num_inputs + port, NUM_FACTS + 2 * places.num_inputs + port
         for i in range(count):
@@ -300,9 +307,17 @@ def _note_members(
 
 @compiled_within
 def _keep(
-    arrays: TaskArrays, places: Places, at: Ints, first: int, end: int, has_lanes: bool, marks: Ints, keeps: Ints,
-    num_kept: int, num_free: int,
-) -> tuple[int, int, int]:  # fmt: skip
+    arrays: TaskArrays,
+    places: Places,
+    at: Ints,
+    first: int,
+    end: int,
+    has_lanes: bool,
+    marks: Ints,
+    keeps: Ints,
+    num_kept: int,
+    num_free: int,
+) -> tuple[int, int, int]:
     """Give rows to the positions whose outputs are read later, and mark the outputs that go to the host.
 
     Consumers look for the outputs of a run that may stop at its last node, because any step may turn out to be the
@@ -390,11 +405,7 @@ def find_steps(
     - candidates: ready nodes that may run on the worker, in the order of their queue.
     - ranks: [candidates] ranks of their requests; empty if all are equal.
     """
-    nodes, subgraphs, source, source_table, reach, consumer, is_host = (
-        arrays.nodes, arrays.subgraphs, arrays.source, arrays.source_table, arrays.reach, arrays.consumer,
-        arrays.is_host,
-    )  # fmt: skip
-    occupant, lane_tables, seconds = arrays.occupant, arrays.lane_tables, arrays.seconds
+    nodes, subgraphs, occupant, seconds = arrays.nodes, arrays.subgraphs, arrays.occupant, arrays.seconds
     ranked, plan_rows = len(ranks) > 0, places.plan_rows
     steps_room = min(limits.max_steps, 8)
     ends, flags = np.zeros((NUM_ENDS, steps_room), np.int64), np.zeros((NUM_FLAGS, steps_room), np.int64)
@@ -465,10 +476,7 @@ def find_steps(
                     vacated[0, num_vacated], vacated[1, num_vacated] = home[i], before[i]
                     num_vacated += 1
             if has_lanes:
-                num_moves = _note_moves(
-                    nodes, source, source_table, is_host, lane_tables, places, before, home, at, first_at, moves,
-                    num_moves,
-                )  # fmt: skip
+                num_moves = _note_moves(arrays, places, before, home, at, first_at, moves, num_moves)
         num_at += num_rows
         num_latest = count
         for i in range(count):
@@ -478,17 +486,14 @@ def find_steps(
             waiting, waiting_ranks = joined(ready, ready_ranks, ranked, waiting[num_taken:], waiting_ranks[num_taken:])
         if plan_rows:
             num_found = places.num_step_inputs if has_lanes else places.num_inputs
-            _note_inputs(
-                nodes, source, source_table, is_host, at, first_at, num_at, num_found, places.num_inputs,
-                places.num_memories,
-            )  # fmt: skip
+            _note_inputs(arrays, places, at, first_at, num_at, num_found)
             num_kept, num_free, found_marks = _keep(
                 arrays, places, at, first_at, num_at, has_lanes, marks, keeps, num_kept, num_free
-            )  # fmt: skip
+            )
             all_marks |= found_marks
             if places.num_memories > 0:
                 members, num_members = _note_members(
-                    nodes, source, reach, at, first_at, count, num_alike, goes_on, places, members, num_members
+                    arrays, places, at, first_at, count, num_alike, goes_on, members, num_members
                 )
         for step in range(num_alike):  # a run can end only with the last of these
             begin = first_at + step * count
@@ -500,7 +505,14 @@ def find_steps(
             num_steps += 1
         if not goes_on:
             ready, ready_ranks, more_held_up = submit(
-                nodes, subgraphs, consumer, places.worker, limits.loops_ahead, limits.own_type_follows, keys, of_keys
+                nodes,
+                subgraphs,
+                arrays.consumer,
+                places.worker,
+                limits.loops_ahead,
+                limits.own_type_follows,
+                keys,
+                of_keys,
             )
             num_held_up += more_held_up
             waiting, waiting_ranks = joined(ready, ready_ranks, ranked, waiting[num_taken:], waiting_ranks[num_taken:])
@@ -510,8 +522,23 @@ def find_steps(
     if may_stop:
         waiting = _certain(nodes, subgraphs, waiting)
     return Steps(
-        num_steps, lanes_wanted, rows_wanted, rows_needed, largest, ends[:, :num_steps], flags[:, :num_steps],
+        num_steps,
+        lanes_wanted,
+        rows_wanted,
+        rows_needed,
+        largest,
+        ends[:, :num_steps],
+        flags[:, :num_steps],
         at[:, :num_at],
-        done[0, :num_done], entering[0, :num_entering], moves[:, :num_moves], vacated[:, :num_vacated],
-        keeps[:, :num_kept], members[:, :num_members], marks[0, :num_at], all_marks, num_used, waiting, num_free,
-    )  # fmt: skip
+        done[0, :num_done],
+        entering[0, :num_entering],
+        moves[:, :num_moves],
+        vacated[:, :num_vacated],
+        keeps[:, :num_kept],
+        members[:, :num_members],
+        marks[0, :num_at],
+        all_marks,
+        num_used,
+        waiting,
+        num_free,
+    )

@@ -135,12 +135,21 @@ class Frames:
         lists = np.zeros((LIST_FIELDS, 64), np.int64)
         lists[:, 0] = 1, NOWHERE
         self._machine = Machine(
-            self._code, np.zeros((FRAME_FIELDS, 64), np.int64), np.zeros(1024, np.int64),
-            np.full(64, NOWHERE, np.int64), np.zeros((WAITING_FIELDS, 256), np.int64), np.zeros((1, 64), np.int64),
-            np.full(64, NOWHERE, np.int64), np.zeros(64, np.int64), np.zeros((2, 256), np.int64),
+            self._code,
+            np.zeros((FRAME_FIELDS, 64), np.int64),
             np.zeros(1024, np.int64),
-            np.zeros((BEGINNING_FIELDS, 64), np.int64), counts, lists, np.zeros((COLLECTING_FIELDS, 256), np.int64),
-        )  # fmt: skip
+            np.full(64, NOWHERE, np.int64),
+            np.zeros((WAITING_FIELDS, 256), np.int64),
+            np.zeros((1, 64), np.int64),
+            np.full(64, NOWHERE, np.int64),
+            np.zeros(64, np.int64),
+            np.zeros((2, 256), np.int64),
+            np.zeros(1024, np.int64),
+            np.zeros((BEGINNING_FIELDS, 64), np.int64),
+            counts,
+            lists,
+            np.zeros((COLLECTING_FIELDS, 256), np.int64),
+        )
         self._addresses: Ints | None = None
         for entry in state.types:
             self.add_type(entry.cell)
@@ -168,9 +177,14 @@ class Frames:
         self._machine.first_frame[numbers] = NOWHERE
         self._machine.num_nodes[numbers] = [graph.num_nodes for graph in graphs]
         begin_frames(
-            self._state.arena.tables, self.addresses, numbers, np.array(places, np.int64), np.array(bases, np.int64),
-            self._state.arena.requests[STORED, numbers], np.array([graph.first for graph in graphs], np.int64),
-        )  # fmt: skip
+            self._state.arena.tables,
+            self.addresses,
+            numbers,
+            np.array(places, np.int64),
+            np.array(bases, np.int64),
+            self._state.arena.requests[STORED, numbers],
+            np.array([graph.first for graph in graphs], np.int64),
+        )
         self.slots.update(slots)
         self.keeps.update({slot: graph.keeps for slot, graph in zip(slots, graphs, strict=True) if graph.keeps})
 
@@ -296,11 +310,15 @@ class Frames:
         machine, counts = self._machine, self._machine.counts
         words += int(counts[MOST_WORDS])
         for name, used, wanted in (
-            ("frames", counts[NUM_FRAMES], frames + 1), ("heap", counts[HEAP_TOP], words),
-            ("waiting", counts[NUM_WAITING], words + int(counts[MOST_HELD])), ("queue", counts[NUM_QUEUED], words),
-            ("messages", counts[NUM_MESSAGE_WORDS], words), ("beginning", counts[NUM_BEGINNING], frames + 1),
-            ("lists", machine.lists[IN_LIST, 0], words), ("collecting", counts[NUM_COLLECTING], words),
-        ):  # fmt: skip
+            ("frames", counts[NUM_FRAMES], frames + 1),
+            ("heap", counts[HEAP_TOP], words),
+            ("waiting", counts[NUM_WAITING], words + int(counts[MOST_HELD])),
+            ("queue", counts[NUM_QUEUED], words),
+            ("messages", counts[NUM_MESSAGE_WORDS], words),
+            ("beginning", counts[NUM_BEGINNING], frames + 1),
+            ("lists", machine.lists[IN_LIST, 0], words),
+            ("collecting", counts[NUM_COLLECTING], words),
+        ):
             table = getattr(machine, name)
             room = table.shape[-1]
             if used + wanted > room:
@@ -371,16 +389,36 @@ class Frames:
             kind, words = SEGMENT, self._segment_words(item)
         elif isinstance(item, Choice):
             branches = self._add([word for branch in item.branches for word in self._branch_words(branch)])
-            kind, words = CHOICE, [
-                item.index, int(item.is_cond), branches, len(item.branches), self._add(item.results), len(item.results),
-            ]  # fmt: skip
+            kind, words = (
+                CHOICE,
+                [
+                    item.index,
+                    int(item.is_cond),
+                    branches,
+                    len(item.branches),
+                    self._add(item.results),
+                    len(item.results),
+                ],
+            )
         elif isinstance(item, WhileLoop):
-            kind, words = LOOP, [
-                item.going, self._add(self._branch_words(item.body)), self._add(item.state), len(item.state),
-                self._add(item.init), item.limit, item.progress, int(item.tests), int(item.filters),
-                self._add([number for pair in item.collected for number in pair]), len(item.collected),
-                self._add([number for pair in item.listed for number in pair]), len(item.listed),
-            ]  # fmt: skip
+            kind, words = (
+                LOOP,
+                [
+                    item.going,
+                    self._add(self._branch_words(item.body)),
+                    self._add(item.state),
+                    len(item.state),
+                    self._add(item.init),
+                    item.limit,
+                    item.progress,
+                    int(item.tests),
+                    int(item.filters),
+                    self._add([number for pair in item.collected for number in pair]),
+                    len(item.collected),
+                    self._add([number for pair in item.listed for number in pair]),
+                    len(item.listed),
+                ],
+            )
         elif isinstance(item, Pick):
             kind, words = PICK, [item.index, item.first, item.count, item.step, item.result]
         else:
@@ -407,9 +445,13 @@ class Frames:
                 self._kinds.append(_Kind(graph, reads, segment.fetched))
         words = [form]
         for numbers, width in (
-            (segment.arguments, 1), (reads.single, 3), ([n for three in segment.exports for n in three], 3),
-            ([n for three in segment.spans for n in three], 3), (reads.columns, 2), (reads.memories, 5),
-        ):  # fmt: skip
+            (segment.arguments, 1),
+            (reads.single, 3),
+            ([n for three in segment.exports for n in three], 3),
+            ([n for three in segment.spans for n in three], 3),
+            (reads.columns, 2),
+            (reads.memories, 5),
+        ):
             words += [self._add(numbers), len(numbers) // width]
         ends = self._add([number for three in segment.ends for number in three])
         return [*words, segment.size, ends, len(segment.ends), 0, 0]
@@ -514,9 +556,7 @@ def _without_arguments(graph: CellGraph, *, is_sized: bool) -> tuple[CellGraph, 
             reads.memories += [read.port, read.first, num_readers, int(read.is_run), SPAN - read.source]
             read = replace(read, source=read.first, length=0)
         memories.append(read)
-    made = CellGraph(
-        0, graph.num_nodes, blocks, runs, [], graph.fetches, graph.plain, shared=True, memories=memories
-    )  # fmt: skip
+    made = CellGraph(0, graph.num_nodes, blocks, runs, [], graph.fetches, graph.plain, shared=True, memories=memories)
     return made, reads
 
 

@@ -110,9 +110,18 @@ def _free_rows_of(
 
 @compiled_within
 def _forget(
-    nodes: Ints, subgraphs: Ints, consumer: Ints, requests: Ints, columns: Ints, types: Ints, pools: Ints, rows: Ints,
-    free: Ints, counts: Ints, slot: int,
-) -> None:  # fmt: skip
+    nodes: Ints,
+    subgraphs: Ints,
+    consumer: Ints,
+    requests: Ints,
+    columns: Ints,
+    types: Ints,
+    pools: Ints,
+    rows: Ints,
+    free: Ints,
+    counts: Ints,
+    slot: int,
+) -> None:
     """Give back all that an ended request still owns. No worker has a step of it. columns: State.extents."""
     if requests[OWNS, slot]:
         _free_rows_of(nodes, subgraphs, types, pools, rows, requests, columns, slot)
@@ -150,9 +159,18 @@ def leave_all(state: State, slots: Ints) -> tuple[Ints, Ints]:
             count += 1
         else:
             _forget(
-                state.nodes, state.subgraphs, state.consumer, state.requests, state.extents, state.types, state.pools,
-                state.free_rows, state.free, state.counts, slot,
-            )  # fmt: skip
+                state.nodes,
+                state.subgraphs,
+                state.consumer,
+                state.requests,
+                state.extents,
+                state.types,
+                state.pools,
+                state.free_rows,
+                state.free,
+                state.counts,
+                slot,
+            )
     return dying[:count], stored
 
 
@@ -183,7 +201,16 @@ def bury(addresses: Ints, dying: Ints) -> Ints:
         else:
             _leave_lanes(state.requests, state.extents, state.subgraphs, state.lanes, state.occupant, slot)
             _forget(
-                state.nodes, state.subgraphs, state.consumer, state.requests, state.extents, state.types, state.pools,
-                state.free_rows, state.free, state.counts, slot,
-            )  # fmt: skip
+                state.nodes,
+                state.subgraphs,
+                state.consumer,
+                state.requests,
+                state.extents,
+                state.types,
+                state.pools,
+                state.free_rows,
+                state.free,
+                state.counts,
+                slot,
+            )
     return still[:count]

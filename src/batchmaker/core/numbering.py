@@ -107,9 +107,12 @@ class SubgraphNumbers:
             for i, _ in split_by_edges:
                 keep[offsets[i] : offsets[i] + num_subgraphs[i]] = False
             _fill_segments(
-                subgraphs if not split_by_edges else subgraphs[keep], nodes, np.array(segments, np.int64),
-                arena.nodes, arena.subgraphs,
-            )  # fmt: skip
+                subgraphs if not split_by_edges else subgraphs[keep],
+                nodes,
+                np.array(segments, np.int64),
+                arena.nodes,
+                arena.subgraphs,
+            )
         for i, numbers_of in split_by_edges:
             self._fill_split(graphs[i], numbers_of, firsts[i], bases[i])
         return extents, subgraphs

@@ -124,9 +124,17 @@ def _may_run(nodes: Ints, subgraphs: Ints, depth_of: Ints, worker: int, depth: i
 
 @compiled
 def candidates(
-    nodes: Ints, subgraphs: Ints, types: Ints, queue: Ints, depth_of: Ints, type_id: int, worker: int, depth: int,
-    by_age: bool, limit: int,
-) -> tuple[Ints, Ints]:  # fmt: skip
+    nodes: Ints,
+    subgraphs: Ints,
+    types: Ints,
+    queue: Ints,
+    depth_of: Ints,
+    type_id: int,
+    worker: int,
+    depth: int,
+    by_age: bool,
+    limit: int,
+) -> tuple[Ints, Ints]:
     """Return up to `limit` ready nodes that may run (see `_may_run`), in order, and their ranks. They stay ready.
 
     by_age: those that have been ready longest, in that order; then the ranks mean nothing.
@@ -149,9 +157,17 @@ def candidates(
 
 @compiled
 def take(
-    nodes: Ints, subgraphs: Ints, types: Ints, queue: Ints, depth_of: Ints, type_id: int, worker: int, depth: int,
-    by_age: bool, keys: Ints,
-) -> None:  # fmt: skip
+    nodes: Ints,
+    subgraphs: Ints,
+    types: Ints,
+    queue: Ints,
+    depth_of: Ints,
+    type_id: int,
+    worker: int,
+    depth: int,
+    by_age: bool,
+    keys: Ints,
+) -> None:
     """Remove the first of the nodes that `candidates` returns for the same arguments. keys: these, in that order."""
     head, num_left = types[HEAD_OF_QUEUE, type_id], len(keys)
     if num_left == 0:

@@ -90,8 +90,13 @@ def retire(addresses: Ints, task: Ints, first: int, end: int, stopped: Flags, an
     """
     state = state_at(addresses)
     nodes, subgraphs, types, queue, requests, counts = (
-        state.nodes, state.subgraphs, state.types, state.queue, state.requests, state.counts,
-    )  # fmt: skip
+        state.nodes,
+        state.subgraphs,
+        state.types,
+        state.queue,
+        state.requests,
+        state.counts,
+    )
     type_id, worker, ends = task[OF_TYPE], task[ON_WORKER], part_of(task, PART_ENDS, DONE)
     begins, until = np.zeros(NUM_ENDS, np.int64), np.zeros(NUM_ENDS, np.int64)
     for what in range(NUM_ENDS):
@@ -99,9 +104,14 @@ def retire(addresses: Ints, task: Ints, first: int, end: int, stopped: Flags, an
         begins[what], until[what] = upto[first - 1] if first > 0 else 0, upto[end - 1]
     if busy_s > 0:
         learn_steps(
-            state.seconds, state.known_s, type_id, types[MAX_BATCH, type_id], end - first,
-            until[POSITIONS] - begins[POSITIONS], busy_s,
-        )  # fmt: skip
+            state.seconds,
+            state.known_s,
+            type_id,
+            types[MAX_BATCH, type_id],
+            end - first,
+            until[POSITIONS] - begins[POSITIONS],
+            busy_s,
+        )
     types[NUM_RUNNING, type_id] -= end - first
     state.workers[STEPS_ON, worker] -= end - first
     state.workers[TASKS_ON, worker] -= end == task[NUM_STEPS]
@@ -112,10 +122,17 @@ def retire(addresses: Ints, task: Ints, first: int, end: int, stopped: Flags, an
     ran = part_of(task, PART_AT, AT_NODE)[begins[POSITIONS] : until[POSITIONS]]
     of = part_of(task, PART_AT, AT_SUBGRAPH)[begins[POSITIONS] : until[POSITIONS]]
     unused, upto_port = end_step(
-        nodes, subgraphs, state.source, state.source_table, state.is_host,
-        state.ports[type_id, : types[NUM_PORTS, type_id]], max(types[NUM_STEP_INPUTS, type_id], 0), ran, of,
+        nodes,
+        subgraphs,
+        state.source,
+        state.source_table,
+        state.is_host,
+        state.ports[type_id, : types[NUM_PORTS, type_id]],
+        max(types[NUM_STEP_INPUTS, type_id], 0),
+        ran,
+        of,
         part_of(task, PART_ENTERING, FIRST_ROW)[begins[ENTERING] : until[ENTERING]],
-    )  # fmt: skip
+    )
     begin = 0
     for upto in upto_port:
         part = unused[begin:upto]
@@ -130,9 +147,14 @@ def retire(addresses: Ints, task: Ints, first: int, end: int, stopped: Flags, an
     if may_stop:
         first_lane = state.lanes[LANES_BEGIN, worker, type_id]
         stopped_at, stopped_last, following = stop_or_go_on(
-            nodes, subgraphs, requests,
-            state.occupant[first_lane : first_lane + state.lanes[NUM_LANES, worker, type_id]], stopped, ran, of,
-        )  # fmt: skip
+            nodes,
+            subgraphs,
+            requests,
+            state.occupant[first_lane : first_lane + state.lanes[NUM_LANES, worker, type_id]],
+            stopped,
+            ran,
+            of,
+        )
         ranks = ranks_of(nodes, requests, counts, following)
         sort(following, ranks)
         put(types, queue, type_id, following, ranks)

@@ -64,7 +64,6 @@ from batchmaker.core.layout import (
 from batchmaker.core.leave import end_those_done
 from batchmaker.core.live_streams import LiveStreams
 from batchmaker.core.memory import fitting, largest_holder
-from batchmaker.core.numbering import Extent
 from batchmaker.core.priorities import CHUNK
 from batchmaker.core.rows import NoMemoryError
 from batchmaker.core.sequence_store import StoredNodes
@@ -75,9 +74,11 @@ from batchmaker.core.turn import (
     BY_AGE,
     DECIDED,
     NEXT_WORKER,
+    NOBODY,
     NUM_BEGUN,
     NUM_TYPES,
     TURN,
+    TaskFor,
     turn,
     turn_by_values,
 )
@@ -145,6 +146,7 @@ class Scheduler(View):
         self._urgency = Urgency(state) if policy.urgent_first else None
         self._batcher = Batcher(state)
         self._num_workers = num_workers
+        self._for_all = TaskFor(0, num_workers)
         weighs = policy.weighs_tasks and task_s < math.inf
         state.arena.rules[:] = (
             plan_rows, follows, loops_ahead and policy.budget_s < math.inf and not policy.needs_depth, num_workers > 1,
@@ -324,9 +326,13 @@ class Scheduler(View):
                 self._deadlines.add(event.deadline_s, event.request, state.requests, len(state.requests))
 
     def _begun(
-        self, events: Sequence[RequestArrived], forms: ArrivalForms, slots: list[int], bases: Sequence[int],
+        self,
+        events: Sequence[RequestArrived],
+        forms: ArrivalForms,
+        slots: list[int],
+        bases: Sequence[int],
         commands: list[Command],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Note that requests have arrived and begun in a compiled call. bases: the first nodes of their graphs."""
         state, (of_each, stored, arrived) = self._state, forms
         state.enter(slots, events, stored)
@@ -429,13 +435,16 @@ class Scheduler(View):
         self._begin_regions(graphs, slots, bases, commands)
 
     def _turn(
-        self, commands: list[Command], finished: StepsFinished | None = None, arrivals: Sequence[RequestArrived] = (),
-        forms: ArrivalForms | None = None, worker: int = 0, until: int = 0, ranking: Ints = NO_NODES, at: int = NOWHERE,
-        by_age: bool = False, may_ask: bool = True,
-    ) -> list[int]:  # fmt: skip
+        self,
+        commands: list[Command],
+        finished: StepsFinished | None = None,
+        arrivals: Sequence[RequestArrived] = (),
+        forms: ArrivalForms | None = None,
+        task_for: TaskFor = NOBODY,
+    ) -> list[int]:
         """Call `turn`, and command what follows. finished: the steps that have run. arrivals, forms: see `_forms_of`.
 
-        For the others, and for what is returned, its counts, see `turn`.
+        For what is returned, its counts, see `turn`.
         """
         state, arena = self._state, self._state.arena
         task, first, end, stopped, answer, busy_s = NO_STEPS, 0, 0, NEVER, False, 0.0
@@ -454,15 +463,13 @@ class Scheduler(View):
                     self._urgency.step_finished(run.type_id, step_s)
         if finished is not None and self.frames.slots and not finished.failed:
             self.frames.note_values(finished.values)
+            patterns, machine = self.frames.patterns_at, self.frames.addresses
             result, formed = turn_by_values(
-                arena.tables, self.frames.patterns_at, self.frames.addresses, task, first, end, stopped, busy_s,
-                worker, until, ranking, at, by_age, may_ask,
-            )  # fmt: skip
+                arena.tables, patterns, machine, task, first, end, stopped, busy_s, *task_for
+            )
         else:
-            result, formed = turn(
-                arena.tables, self._copies.tables, task, first, end, stopped, answer, busy_s,
-                NO_ARRIVALS if forms is None else forms[2], worker, until, ranking, at, by_age, may_ask,
-            )  # fmt: skip
+            copies, arrived = self._copies.tables, NO_ARRIVALS if forms is None else forms[2]
+            result, formed = turn(arena.tables, copies, task, first, end, stopped, answer, busy_s, arrived, *task_for)
         counts: list[int] = result[:TURN].tolist()
         if finished is not None:
             self._retired(finished, entry, result, counts, answer, commands)
@@ -481,20 +488,23 @@ class Scheduler(View):
                 commands += self._batcher.make_room(formed)
             except NoMemoryError as error:
                 goes_on = self._free_memory(error, commands)
-                counts[NEXT_WORKER] = worker if goes_on else self._turn(commands, worker=worker + 1)[NEXT_WORKER]
+                after = worker if goes_on else self._turn(commands, task_for=TaskFor(worker + 1))[NEXT_WORKER]
+                counts[NEXT_WORKER] = after
                 return counts
-            order = result[len(result) - counts[NUM_TYPES] :]
-            again = self._turn(
-                commands, None, (), None, worker, worker + 1, order, counts[AT_TYPE], counts[BY_AGE] > 0,
-                may_ask and not formed[ROWS_WANTED],
-            )  # fmt: skip
-            counts[NEXT_WORKER:] = again[NEXT_WORKER:]
+            order, may_ask = result[len(result) - counts[NUM_TYPES] :], task_for.may_ask and not formed[ROWS_WANTED]
+            again = TaskFor(worker, worker + 1, order, counts[AT_TYPE], counts[BY_AGE] > 0, may_ask)
+            counts[NEXT_WORKER:] = self._turn(commands, task_for=again)[NEXT_WORKER:]
         return counts
 
     def _retired(
-        self, event: StepsFinished, entry: TaskEntry, result: Ints, counts: list[int], answer: bool,
+        self,
+        event: StepsFinished,
+        entry: TaskEntry,
+        result: Ints,
+        counts: list[int],
+        answer: bool,
         commands: list[Command],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Answer the requests that steps have finished, and end those that they failed."""
         finished, ids, failed, reads, done = self._completion.retired(event, entry, result, counts, answer)
         commands += reads
@@ -534,10 +544,12 @@ class Scheduler(View):
         if outcome.begun.shape[1]:
             loops = self.frames.loops_begun(outcome.begun)
             commands.append(NodesBegun(int(state.arena.counts[NODES]), outcome.begun, loops))
-            is_kept = state.watched is not None and state.watched.is_kept
-            is_kept |= state.frontiers is not None and state.frontiers.is_kept
-            if is_kept or state.depths is not None or self._urgency is not None:
-                self._note_begun(*outcome.begun)
+            if state.observed or self._urgency is not None:
+                graphs = [self.frames.patterns[form] for form in outcome.begun[1].tolist()]
+                state.note_begun(outcome.begun[0], graphs, outcome.begun[2])
+                if (urgency := self._urgency) is not None:
+                    for slot, graph in zip(outcome.begun[0].tolist(), graphs, strict=True):
+                        urgency.more_work(slot, graph)
         if outcome.collected.shape[1]:
             commands.append(Collect(*outcome.collected))
         if finished := outcome.finished:
@@ -550,20 +562,6 @@ class Scheduler(View):
         for slot, kind, reason in outcome.failed:
             self._end(slot, kind, reason, commands)
         return np.array(finished, np.int64)
-
-    def _note_begun(self, slots: Ints, forms: Ints, bases: Ints) -> None:
-        """Tell what policies read about nodes that have begun."""
-        graphs = [self.frames.patterns[form] for form in forms.tolist()]
-        state, counts = self._state, [graph.num_nodes for graph in graphs]
-        if state.watched is not None:
-            state.watched.begun(slots, graphs)
-        if state.frontiers is not None:
-            state.frontiers.admit(np.stack((bases, np.array(counts)), axis=1), ())
-        for slot, base, graph in zip(slots.tolist(), bases.tolist(), graphs, strict=True):
-            if state.depths is not None:
-                state.depths.admit(slot, graph, [Extent(0, base, graph.num_nodes, 0, 0)])
-            if self._urgency is not None:
-                self._urgency.more_work(slot, graph)
 
     # --- endings ---------------------------------------------------------------------------------------------
 
@@ -622,9 +620,12 @@ class Scheduler(View):
     # --- scheduling ------------------------------------------------------------------------------------------
 
     def _schedule(
-        self, commands: list[Command], finished: StepsFinished | None, arrivals: Sequence[RequestArrived],
+        self,
+        commands: list[Command],
+        finished: StepsFinished | None,
+        arrivals: Sequence[RequestArrived],
         forms: ArrivalForms | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Call Schedule (Algorithm 1) for every worker that is idle or nearly idle, until no node is ready.
 
         In the same call steps are retired and requests begin, if there are some. Before each task policies are asked
@@ -636,7 +637,7 @@ class Scheduler(View):
         asks_alone, num_tasks = asks and policy.ranks_one, self._next_task
         at_once = not (asks_alone or frontiers is not None or len(state.line))
         state.arena.rules[ASKS_POLICY] = asks
-        counts = self._turn(commands, finished, arrivals, forms, 0, self._num_workers if at_once else 0)
+        counts = self._turn(commands, finished, arrivals, forms, self._for_all if at_once else NOBODY)
         if arrivals and not counts[NUM_BEGUN]:
             self._arrived(arrivals, None, commands)
             counts = self._turn(commands)
@@ -650,9 +651,9 @@ class Scheduler(View):
             if asks:
                 ranking = np.array(policy.rank(self), np.int64)
             if asks and not len(ranking):
-                counts = self._turn(commands, worker=worker + 1)
+                counts = self._turn(commands, task_for=TaskFor(worker + 1))
             else:
-                counts = self._turn(commands, worker=worker, until=worker + 1, ranking=ranking)
+                counts = self._turn(commands, task_for=TaskFor(worker, worker + 1, ranking))
             if counts[NUM_TYPES] or self._next_task > num_tasks:  # there was no memory, or there was work
                 continue
             if began or (self._num_workers > 1 and self._begin_for_idle(worker, commands)):

@@ -405,6 +405,16 @@ class SchedulerState:
         """Return the nodes of steps that have not finished."""
         return np.concatenate((NO_NODES, *(task.unfinished for task in self.tasks.values())))
 
+    def note_begun(self, slots: Ints, graphs: Sequence[CellGraph], bases: Ints) -> None:
+        """Note that nodes have begun as values decided: for each graph its request, and its first node."""
+        if self.watched is not None:
+            self.watched.begun(slots, graphs)
+        if self.frontiers is not None:
+            self.frontiers.admit(np.stack((bases, np.array([graph.num_nodes for graph in graphs])), axis=1), ())
+        if self.depths is not None:
+            for slot, base, graph in zip(slots.tolist(), bases.tolist(), graphs, strict=True):
+                self.depths.admit(slot, graph, [Extent(0, base, graph.num_nodes, 0, 0)])
+
     def submitted(self, type_id: TypeId, nodes: Ints) -> None:
         """Note that these nodes of one type are on a worker. Called only if `observed`."""
         if self.frontiers is not None and self.frontiers.is_kept:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -44,6 +44,20 @@ Then come what `retire` returns, the slots of those who have arrived, the first 
 """
 
 FIRST_TYPE: Final = number(0)
+
+
+class TaskFor(NamedTuple):
+    """For whom a turn forms a task, and of which types; see `turn`. By default for nobody."""
+
+    worker: int = 0
+    until: int = 0
+    ranking: Ints = np.empty(0, np.int64)
+    at: int = NOWHERE
+    by_age: bool = False
+    may_ask: bool = True
+
+
+NOBODY: Final = TaskFor()
 
 
 @compiled
@@ -142,9 +156,22 @@ def _packed(retired: Ints, num_begun: int, places: Ints, said: Ints, order: Ints
 
 @compiled_unlocked
 def turn(
-    addresses: Ints, forms: Ints, task: Ints, first: int, end: int, stopped: Flags, answer: bool, busy_s: float,
-    arrived: Ints, worker: int, until: int, ranking: Ints, at: int, by_age: bool, may_ask: bool,
-) -> tuple[Ints, Ints]:  # fmt: skip
+    addresses: Ints,
+    forms: Ints,
+    task: Ints,
+    first: int,
+    end: int,
+    stopped: Flags,
+    answer: bool,
+    busy_s: float,
+    arrived: Ints,
+    worker: int,
+    until: int,
+    ranking: Ints,
+    at: int,
+    by_age: bool,
+    may_ask: bool,
+) -> tuple[Ints, Ints]:
     """Retire steps, let requests begin, and form a task for the first of some workers that may get one and has work.
 
     - task, first, end, stopped, answer, busy_s: see `retire`; nothing is retired if first is `end`.
@@ -168,9 +195,21 @@ def turn(
 
 @compiled_unlocked
 def turn_by_values(
-    addresses: Ints, patterns: Ints, machine: Ints, task: Ints, first: int, end: int, stopped: Flags, busy_s: float,
-    worker: int, until: int, ranking: Ints, at: int, by_age: bool, may_ask: bool,
-) -> tuple[Ints, Ints]:  # fmt: skip
+    addresses: Ints,
+    patterns: Ints,
+    machine: Ints,
+    task: Ints,
+    first: int,
+    end: int,
+    stopped: Flags,
+    busy_s: float,
+    worker: int,
+    until: int,
+    ranking: Ints,
+    at: int,
+    by_age: bool,
+    may_ask: bool,
+) -> tuple[Ints, Ints]:
     """As `turn`, where some requests decide by values: what follows from those that have come is begun in between.
 
     patterns, machine: see `decide`. If there is something for Python to do first (see DECIDED), no task is formed.

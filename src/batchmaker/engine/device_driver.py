@@ -97,9 +97,16 @@ class DeviceDriver:
     """
 
     def __init__(
-        self, registry: CellRegistry, executor: CudaExecutor, clock: Clock, stats: DriverStats, *, give_up_late: bool,
-        tf32: bool = False, why: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        registry: CellRegistry,
+        executor: CudaExecutor,
+        clock: Clock,
+        stats: DriverStats,
+        *,
+        give_up_late: bool,
+        tf32: bool = False,
+        why: str = "",
+    ) -> None:
         self.why = why
         self.refused: dict[TypeId, str] = {}
         self.stats = stats

@@ -369,9 +369,15 @@ class Engine:
             raise
         make_ticket = partial(self._tickets.one, served, priority=priority)
         sequence = Sequence(
-            entry, worker, self._submitter, make_ticket, identity, deadline_ms, number,
+            entry,
+            worker,
+            self._submitter,
+            make_ticket,
+            identity,
+            deadline_ms,
+            number,
             takes_last=takes_last(type(served.model)),
-        )  # fmt: skip
+        )
         if moved is not None:
             try:
                 sequence.go_on(moved)

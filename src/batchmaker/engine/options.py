@@ -62,9 +62,13 @@ def check_number(
     number = _as_float(value)
     if number > (-math.inf if above is None else above) and number >= (-math.inf if least is None else least):
         return
-    wanted = "a number" if above is None and least is None else f"above {above:g}" if least is None else (
-        f"at least {least:g}"
-    )  # fmt: skip
+    wanted = (
+        "a number"
+        if above is None and least is None
+        else f"above {above:g}"
+        if least is None
+        else (f"at least {least:g}")
+    )
     raise OptionError(f"{name} must be {wanted}{hint}, got {said_of(value)}")
 
 

@@ -372,9 +372,14 @@ class Bulk:
         """Return a ticket for one of the requests, whose outcome comes back by `in_bulks`."""
         of = self.ticket
         mine = Ticket(
-            self.ids[place], self.requests[place], of.arrived_s, None, model=of.model, model_id=of.model_id,
+            self.ids[place],
+            self.requests[place],
+            of.arrived_s,
+            None,
+            model=of.model,
+            model_id=of.model_id,
             priority=of.priority,
-        )  # fmt: skip
+        )
         mine.member_of, mine.worker, mine.counted = (self, place), of.worker or 0, of.counted
         return mine
 
@@ -574,9 +579,7 @@ class InFlight:
         """Note loops that began as values decided, of a segment whose first node is `base`; return them as `loops` has
         them. Their local numbers are below all others, so that they are no other loop's."""
         first = base - _DECIDED_LOOPS
-        begun = [
-            (_DECIDED_LOOPS, replace(loop, first=loop.first + first, last=loop.last + first)) for loop in loops
-        ]  # fmt: skip
+        begun = [(_DECIDED_LOOPS, replace(loop, first=loop.first + first, last=loop.last + first)) for loop in loops]
         self.loops += tuple(begun)
         return begun
 

@@ -384,8 +384,11 @@ class Results:
                 if not awaiting.all():
                     table.write(nodes[~awaiting], values[torch.from_numpy(~awaiting)])
                 positions, nodes, owners, values = (
-                    positions[awaiting], nodes[awaiting], owners[awaiting], values[torch.from_numpy(awaiting)]
-                )  # fmt: skip
+                    positions[awaiting],
+                    nodes[awaiting],
+                    owners[awaiting],
+                    values[torch.from_numpy(awaiting)],
+                )
             self._tell(fetch.output, positions, nodes, owners, values, missing, touched)
         return list(touched.values())
 

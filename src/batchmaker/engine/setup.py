@@ -430,9 +430,8 @@ def make_driver(
         from batchmaker.engine.device_driver import on_devices  # as above
 
         driver.on_device = on_devices(
-            executor, policy, registry=registry, clock=clock, stats=driver.stats, give_up_late=give_up_late,
-            tf32=tf32,
-        )  # fmt: skip
+            executor, policy, registry=registry, clock=clock, stats=driver.stats, give_up_late=give_up_late, tf32=tf32
+        )
     return driver
 
 

@@ -127,10 +127,18 @@ class Unfolder:
                 self._note(ticket, sight, unfolded)
             ticket.num_cells += unfolded.graph.num_nodes
             entered.append(request)
-            events.append(RequestArrived(
-                ticket.request_id, unfolded.graph, now_s, ticket.deadline_s, unfolded.open,
-                ticket.priority, ticket.model_id, None if ticket.chunk is None else ticket.chunk.sequence.sequence_id,
-            ))  # fmt: skip
+            events.append(
+                RequestArrived(
+                    ticket.request_id,
+                    unfolded.graph,
+                    now_s,
+                    ticket.deadline_s,
+                    unfolded.open,
+                    ticket.priority,
+                    ticket.model_id,
+                    None if ticket.chunk is None else ticket.chunk.sequence.sequence_id,
+                )
+            )
         self.stats.unfold_s += time.perf_counter() - begin
         return entered
 

@@ -352,8 +352,11 @@ class Worker:
             begun = [ticket for ticket in self._unanswered.unsettled() if ticket.request_id not in waiting]
         _LOG.error(
             "the engine has failed and begins anew: %s; %d requests that had begun fail, %d that had not wait",
-            said_by(error), len(begun), len(waiting), exc_info=error,
-        )  # fmt: skip
+            said_by(error),
+            len(begun),
+            len(waiting),
+            exc_info=error,
+        )
         said = f"the engine failed while it was in flight, and has begun anew: {said_by(error)}"
         self._fail(begun, error, lambda ticket: EngineError(f"request {ticket.request_id}: {said}"))
         release_frames(error)

@@ -74,9 +74,18 @@ class InputReader:
             values = tuple([torch.empty((padded, *shape), dtype=dtype) for shape, dtype in self._forms])
             room = values, np.array([one.data_ptr() for one in values], np.int64)
         firsts = bring(
-            np.ascontiguousarray(of), np.ascontiguousarray(rows), self._first, begin, end, padded, self._row_bytes,
-            tables.addresses, tables.sizes, room[1], is_large,
-        )  # fmt: skip
+            np.ascontiguousarray(of),
+            np.ascontiguousarray(rows),
+            self._first,
+            begin,
+            end,
+            padded,
+            self._row_bytes,
+            tables.addresses,
+            tables.sizes,
+            room[1],
+            is_large,
+        )
         if not is_large:
             return Inputs(room[0], room)
         together = [
@@ -94,9 +103,18 @@ class InputReader:
 
 @compiled
 def bring(
-    of: Ints, rows: Ints, first: int, begin: int, end: int, padded: int, row_bytes: Ints, tables: Ints, sizes: Ints,
-    room: Ints, may_stay: bool,
-) -> Ints:  # fmt: skip
+    of: Ints,
+    rows: Ints,
+    first: int,
+    begin: int,
+    end: int,
+    padded: int,
+    row_bytes: Ints,
+    tables: Ints,
+    sizes: Ints,
+    room: Ints,
+    may_stay: bool,
+) -> Ints:
     """Copy the rows of inputs from tables to their room; those after `end` repeat the one of `begin`.
 
     of, rows: [inputs of the cell, positions]. first: the first of the inputs that are read, of which row_bytes and room

@@ -88,10 +88,18 @@ def _run_nodes(task: RunTask, cell: BoundCell, tables: StateTables) -> Looped | 
         return None
     keep_at, keep_rows, keep_tables, fetched = _outputs_of(task, cell)
     looped = NodeTask(
-        task.ends, task.largest, np.ascontiguousarray(task.source_tables), np.ascontiguousarray(task.source_rows),
-        tables.addresses, keep_at, keep_rows, keep_tables, tuple([f.positions for f in task.fetches]),
-        tuple([f.output for f in task.fetches]), fetched,
-    )  # fmt: skip
+        task.ends,
+        task.largest,
+        np.ascontiguousarray(task.source_tables),
+        np.ascontiguousarray(task.source_rows),
+        tables.addresses,
+        keep_at,
+        keep_rows,
+        keep_tables,
+        tuple([f.positions for f in task.fetches]),
+        tuple([f.output for f in task.fetches]),
+        fetched,
+    )
     return _of_first(task, loop.run(looped), fetched, cell)
 
 
@@ -107,11 +115,23 @@ def _run_states(
         return None
     keep_at, keep_rows, keep_tables, fetched = _outputs_of(task, cell)
     looped = StateTask(
-        task.ends, task.largest, lanes.rows, task.nodes, tables.addresses, hoisted,
-        tuple([tables[table] for table in lanes.tables]), lanes.move_at, np.ascontiguousarray(lanes.move_tables),
-        np.ascontiguousarray(lanes.move_rows), keep_at, keep_rows, keep_tables,
-        tuple([f.positions for f in task.fetches]), tuple([f.output for f in task.fetches]), fetched,
-    )  # fmt: skip
+        task.ends,
+        task.largest,
+        lanes.rows,
+        task.nodes,
+        tables.addresses,
+        hoisted,
+        tuple([tables[table] for table in lanes.tables]),
+        lanes.move_at,
+        np.ascontiguousarray(lanes.move_tables),
+        np.ascontiguousarray(lanes.move_rows),
+        keep_at,
+        keep_rows,
+        keep_tables,
+        tuple([f.positions for f in task.fetches]),
+        tuple([f.output for f in task.fetches]),
+        fetched,
+    )
     done = loop.run(looped, cell.name, tests)
     if tests is None:
         return _of_first(task, done.num_steps, fetched, cell)
@@ -119,10 +139,14 @@ def _run_states(
 
 
 def _of_first(
-    task: RunTask, num_steps: int, fetched: tuple[NDArray[Any], ...], cell: BoundCell,
-    stopped: NDArray[np.bool_] | None = None, skipped: NDArray[np.bool_] | None = None,
+    task: RunTask,
+    num_steps: int,
+    fetched: tuple[NDArray[Any], ...],
+    cell: BoundCell,
+    stopped: NDArray[np.bool_] | None = None,
+    skipped: NDArray[np.bool_] | None = None,
     failed: tuple[tuple[int, str], ...] = (),
-) -> Looped | None:  # fmt: skip
+) -> Looped | None:
     """Return the results of the first steps of a task; None if there are none."""
     if num_steps == 0:
         return None
@@ -178,11 +202,25 @@ def _described(
     """Return a task in the form that loops take, and the arrays into which they write the values of its fetches."""
     keep_at, keep_rows, keep_tables, fetched = _outputs_of(task, cell)
     looped = LoopTask(
-        task.ends, task.largest, lanes.used, lanes.rows, tables.addresses, source_tables, source_rows, inputs,
-        lanes.move_at, lanes.move_tables, lanes.move_rows, tuple([tables.array(table) for table in lanes.tables]),
-        keep_at, keep_rows, keep_tables, tuple([f.positions for f in task.fetches]),
-        tuple([f.output for f in task.fetches]), fetched,
-    )  # fmt: skip
+        task.ends,
+        task.largest,
+        lanes.used,
+        lanes.rows,
+        tables.addresses,
+        source_tables,
+        source_rows,
+        inputs,
+        lanes.move_at,
+        lanes.move_tables,
+        lanes.move_rows,
+        tuple([tables.array(table) for table in lanes.tables]),
+        keep_at,
+        keep_rows,
+        keep_tables,
+        tuple([f.positions for f in task.fetches]),
+        tuple([f.output for f in task.fetches]),
+        fetched,
+    )
     return looped, fetched
 
 

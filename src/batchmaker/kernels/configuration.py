@@ -147,9 +147,16 @@ def _shapes(problem: Problem, device: DeviceSpec, regime: Regime) -> Iterator[Ke
                 blocks = -(-problem.hidden // (width * groups))
                 if blocks <= most_blocks and (regime == "block") == (blocks == 1):
                     yield KernelConfig(
-                        problem.cell, problem.dtype, regime, problem.hidden, width, 8 if tensor else 1, groups, size,
+                        problem.cell,
+                        problem.dtype,
+                        regime,
+                        problem.hidden,
+                        width,
                         8 if tensor else 1,
-                    )  # fmt: skip
+                        groups,
+                        size,
+                        8 if tensor else 1,
+                    )
 
 
 def _widths(problem: Problem) -> list[int]:

@@ -100,9 +100,21 @@ class LoadedKernel:
         Nothing is allocated, so a CUDA graph can capture the call; a replay reads the tensors' contents at that time.
         """
         tensors = (
-            self._packed, self._bias_n, px, px_offset, step_offset, slot, length, h_state, c_state, y, y_offset,
-            c_steps, self._exchange, self._arrivals,
-        )  # fmt: skip
+            self._packed,
+            self._bias_n,
+            px,
+            px_offset,
+            step_offset,
+            slot,
+            length,
+            h_state,
+            c_state,
+            y,
+            y_offset,
+            c_steps,
+            self._exchange,
+            self._arrivals,
+        )
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         batch, y_stride = len(slot), 0 if y is None else y.stride(0)
         options = self._launch_config(min(-(-batch // self._config.tile_height), self._max_teams))
@@ -304,9 +316,15 @@ def prepared_call(problem: Problem, config: KernelConfig, compiled: Compiled) ->
     c = uniform(problem.batch, problem.hidden, bound=1.0, kind=torch.float32) if problem.cell == "lstm" else None
     y = torch.empty(len(px), problem.hidden, dtype=dtype, device=device)
     rows = call_rows(
-        range(problem.batch), range(problem.batch), [problem.steps] * problem.batch, None,
-        range(0, len(px), problem.batch), num_inputs=len(px), num_slots=problem.batch, num_outputs=len(y),
-    )  # fmt: skip
+        range(problem.batch),
+        range(problem.batch),
+        [problem.steps] * problem.batch,
+        None,
+        range(0, len(px), problem.batch),
+        num_inputs=len(px),
+        num_slots=problem.batch,
+        num_outputs=len(y),
+    )
     return lambda: kernel.run(rows, px, h, c, y)
 
 

@@ -145,9 +145,15 @@ def batch_bucket(batch: int) -> int:
 def winner_name(problem: Problem, identity: DeviceIdentity, source: str) -> str:
     """Return the cache name of a winner: device, driver, kernel source, layer and batch bucket."""
     parts = (
-        identity.name, str(identity.sms), identity.driver, hashlib.sha256(source.encode()).hexdigest(),
-        problem.cell, problem.dtype, str(problem.hidden), str(batch_bucket(problem.batch)),
-    )  # fmt: skip
+        identity.name,
+        str(identity.sms),
+        identity.driver,
+        hashlib.sha256(source.encode()).hexdigest(),
+        problem.cell,
+        problem.dtype,
+        str(problem.hidden),
+        str(batch_bucket(problem.batch)),
+    )
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return f"{key}.winner.json"
 

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from batchmaker.graph.values import Value, ValueSequence
@@ -74,3 +75,10 @@ def is_data(part: Any) -> bool:
 def is_alike(one: Any, other: Any) -> bool:
     """Whether data is the same in two branches."""
     return one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and bool(one == other))
+
+
+def is_equal(one: Any, other: Any) -> bool:
+    """Whether two arrays or tensors are of one kind and have equal values."""
+    if type(one) is not type(other):
+        return False
+    return bool(np.array_equal(one, other)) if type(one) is np.ndarray else torch.equal(one, other)

@@ -36,9 +36,13 @@ class Pieces:
     """
 
     def __init__(
-        self, region: OpenRegion, recorder: Recorder, scope: UnfoldingScope, needs: frozenset[int] | None,
+        self,
+        region: OpenRegion,
+        recorder: Recorder,
+        scope: UnfoldingScope,
+        needs: frozenset[int] | None,
         size: int = NO_SLOT,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.region, self.recorder, self.scope, self.size = region, recorder, scope, size
         self.item = region.new_item(needs)
         self.needs = region.needs[self.item]
@@ -101,10 +105,15 @@ class Pieces:
             return Segment(None, tuple(self.arguments), exports)
         ends = [(slot, *end) for slot, end in self.ends.items() if slot in self.region.used]
         return Segment(
-            self.recorder.take_last(), tuple(self.arguments),
-            (*exports, *[(slot, 0, output) for output, slot in self.first.items()]), tuple(self.spans), self.size,
-            tuple(ends), tuple(sorted(self.fetched)), tuple(self.scope.loops.values()),
-        )  # fmt: skip
+            self.recorder.take_last(),
+            tuple(self.arguments),
+            (*exports, *[(slot, 0, output) for output, slot in self.first.items()]),
+            tuple(self.spans),
+            self.size,
+            tuple(ends),
+            tuple(sorted(self.fetched)),
+            tuple(self.scope.loops.values()),
+        )
 
 
 @final
@@ -270,11 +279,16 @@ class OpenRegion:
         for number, waits in enumerate(self.waits):
             for item in sorted(waits):
                 follows[item].append(number)
-        return shared(Region(
-            len(self.fills), items, tuple(map(tuple, follows)), tuple(self.outputs),
-            tuple([(slot, number) for number, slot in self.constants.items()]),
-            tuple([(slot, *of) for slot, of in self.held.items()]),
-        ))  # fmt: skip
+        return shared(
+            Region(
+                len(self.fills),
+                items,
+                tuple(map(tuple, follows)),
+                tuple(self.outputs),
+                tuple([(slot, number) for number, slot in self.constants.items()]),
+                tuple([(slot, *of) for slot, of in self.held.items()]),
+            )
+        )
 
     def close(self) -> None:
         """Let go of what refers to this region in turn. Its handles still are what they are."""

@@ -97,11 +97,25 @@ class Reads:
         self._globals: dict[int, _Globals] = {}
         self._observed: dict[int, FunctionType] = {}
         hooks: tuple[Callable[..., Any], ...] = (
-            lookups.refuse, lookups.attribute, self.call, operands.known, operands.joined,
-            operands.united, operands.compared, operands.same, operands.truth, operands.iterated, operands.each,
-            operands.unpacked, operands.mapping, operands.item, operands.target, operands.augmented,
-            operands.augmented_item, operands.raised,
-        )  # fmt: skip
+            lookups.refuse,
+            lookups.attribute,
+            self.call,
+            operands.known,
+            operands.joined,
+            operands.united,
+            operands.compared,
+            operands.same,
+            operands.truth,
+            operands.iterated,
+            operands.each,
+            operands.unpacked,
+            operands.mapping,
+            operands.item,
+            operands.target,
+            operands.augmented,
+            operands.augmented_item,
+            operands.raised,
+        )
         self._hooks = {hook(one.__name__): one for one in hooks}
         self._hooks |= {hook("key"): operands.compared, hook("slice"): operands.bounds}
 

@@ -36,7 +36,7 @@ from batchmaker.graph.values import Collected, HostValues, Output, Value, ValueS
 from batchmaker.model.arguments import column, sequence_of, single, where
 from batchmaker.model.cell import copy_type, elements
 from batchmaker.model.host_values import host_value
-from batchmaker.model.leaves import built, flat, is_alike, is_data, shown
+from batchmaker.model.leaves import built, flat, is_alike, is_data, is_equal, shown
 from batchmaker.model.open_regions import (
     DECIDED,
     CollectionOrigin,
@@ -63,6 +63,10 @@ CallArgument = tuple[Any, int, Any, bool]
 """An argument of a call: the cell, the input, what is given, and whether it is a sequence with one element per call."""
 Read = tuple[Any, int, Any]
 """A memory of a call: the cell, the input, and what is given."""
+
+
+OfState = Callable[[Any], Any]
+"""What a `while_loop` calls with its state."""
 
 
 @final
@@ -362,7 +366,7 @@ class Decisions:
         is_fixed = type(data.values) is StandIn
         values = data.values if is_fixed else deepcopy(data.values)  # the function may change what is its own
         made_before = self._rows.get((id(source), spec))
-        if made_before is not None and (kind in _FIXED or (kind in _ARRAYS and _same(made_before[1], values))):
+        if made_before is not None and (kind in _FIXED or (kind in _ARRAYS and is_equal(made_before[1], values))):
             return made_before[2]
         (made,) = self._recorder.map(self._row_type(spec), [HostValues(values, data.count, spec)])
         self._rows[id(source), spec] = (source, values, made)
@@ -466,10 +470,7 @@ class Decisions:
         region.items[item] = lambda: Pick(at, first, count, step, slot, line)
         return region.handle(slot, sequence.spec)
 
-    def loop(
-        self, cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], init: Any, limit: int,
-        collect: Callable[[Any], Any] | None,
-    ) -> Any:  # fmt: skip
+    def loop(self, cond_fn: OfState, body_fn: OfState, init: Any, limit: int, collect: OfState | None) -> Any:
         """Record a loop; see `while_loop`."""
         region, (begun, _) = self._now, flat(init)
         going = cond_fn(init)
@@ -512,9 +513,17 @@ class Decisions:
         outside = [slot for slot in body.captured if slot not in state]
         region.wait(item, [slot for slot in (first, *begins, *outside) if slot != NO_SLOT])
         region.items[item] = lambda: WhileLoop(
-            first, body.branch(), tuple(state), tuple(begins), most, progress, tests, filters, tuple(parts.collected),
+            first,
+            body.branch(),
+            tuple(state),
+            tuple(begins),
+            most,
+            progress,
+            tests,
+            filters,
+            tuple(parts.collected),
             tuple([(head, place) for place, (head, _) in parts.listed.items()]),
-        )  # fmt: skip
+        )
         result, place = list[Any](), 0
         for part, spec in zip(handles, specs, strict=True):
             if spec is None:
@@ -678,13 +687,6 @@ def _agreed(what: str, names: Sequence[str], parts: Sequence[Any]) -> ValueSpec 
         if type(part) is Value and part.spec.row_signature != values[0].spec.row_signature:
             raise ModelError(f"{at_line()}{what}: {name} returns {part.spec} where another returns {values[0].spec}")
     return values[0].spec if values else None
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two arrays or tensors are of one kind and have equal values."""
-    if type(one) is not type(other):
-        return False
-    return bool(np.array_equal(one, other)) if type(one) is np.ndarray else torch.equal(one, other)
 
 
 def known_now(pred: Any, what: str) -> bool:

@@ -26,7 +26,7 @@ from batchmaker.model.cell import Cell
 from batchmaker.model.floats import Floats
 from batchmaker.model.initial_state import initial_state
 from batchmaker.model.scope import Arguments, CellTypes
-from batchmaker.model.weights import Weights
+from batchmaker.model.weights import WatchedWeights
 from batchmaker.model.whole_runs import WholeRuns
 
 _BINDING = threading.RLock()
@@ -107,7 +107,7 @@ class CellRegistry:
         self.types: list[CellType] = []
         self.bound: list[BoundCell] = []
         self.modules: list[nn.Module] = []
-        self.weights = Weights()
+        self.weights = WatchedWeights()
         self._watches_weights = watches_weights
         self._cells: list[Cell] = []
         self._trials: list[TrialRows] = []

@@ -143,9 +143,14 @@ class TemplateCache:
         return sights
 
     def recorded(
-        self, sight: Sight, model: Model, types: CellTypes[Cell], request: Any, before: KeptState | None,
+        self,
+        sight: Sight,
+        model: Model,
+        types: CellTypes[Cell],
+        request: Any,
+        before: KeptState | None,
         unfolding: Unfolding,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Note that a request which `look` has seen was unfolded.
 
         The second request of a shape proves its template, if there is one.

@@ -93,10 +93,19 @@ class Template:
     ) -> None:
         graph = unfolding.graph
         self.graph = CellGraph(
-            graph.first, graph.num_nodes, graph.blocks, graph.runs, [feed.host for feed in feeds], graph.fetches,
-            graph.plain, kept_nodes=graph.kept_nodes, shared=True, region=graph.region, keeps=graph.keeps,
+            graph.first,
+            graph.num_nodes,
+            graph.blocks,
+            graph.runs,
+            [feed.host for feed in feeds],
+            graph.fetches,
+            graph.plain,
+            kept_nodes=graph.kept_nodes,
+            shared=True,
+            region=graph.region,
+            keeps=graph.keeps,
             memories=graph.memories,
-        )  # fmt: skip
+        )
         self.num_nodes = graph.num_nodes
         self.before = before
         self.after = unfolding.after
@@ -113,12 +122,20 @@ class Template:
         self.handles = unfolding.handles
         self.result_form = unfolding.result_form
         self.returns_kept = unfolding.returns_kept
-        fed = tuple([
-            (
-                feed.host.type_id, feed.host.port, feed.kind, type(feed.fixed), feed.codes is None,
-                feed.constants is None, feed.host.nodes is None,
-            ) for feed in feeds
-        ])  # fmt: skip
+        fed = tuple(
+            [
+                (
+                    feed.host.type_id,
+                    feed.host.port,
+                    feed.kind,
+                    type(feed.fixed),
+                    feed.codes is None,
+                    feed.constants is None,
+                    feed.host.nodes is None,
+                )
+                for feed in feeds
+            ]
+        )
         tested = tuple([(check.kind, check.codes is None, check.limit) for check in checks])
         self.form: Hashable = (self.kinds, fed, tested)
         self.spans = [*[feed.host.first for feed in feeds], *[feed.host.count for feed in feeds]]
@@ -302,8 +319,11 @@ def _same(one: Any, other: Any) -> bool:
         return one.dtype == other.dtype and np.array_equal(one, other)
     if isinstance(one, Value):
         return (one.node, one.output, one.spec, one.ends_open_loop) == (
-            other.node, other.output, other.spec, other.ends_open_loop
-        )  # fmt: skip
+            other.node,
+            other.output,
+            other.spec,
+            other.ends_open_loop,
+        )
     if isinstance(one, ValueSequence):
         return (one.output, one.spec, one.open_ended) == (other.output, other.spec, other.open_ended) and _same(
             one.nodes, other.nodes

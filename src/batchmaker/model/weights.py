@@ -19,7 +19,7 @@ version_of: Final = attrgetter("_version")
 
 
 @final
-class Weights:
+class WatchedWeights:
     """The weights of bound cells.
 
     found: all of them, and the sum of how often torch had counted a change of each when its cell was bound. It grows

@@ -131,10 +131,23 @@ class AutoPolicy(CellPolicy):
             self._stops[:] = False
             self._stops[list(table.stopping_types - self._lengths.predicted_types)] = True
         return AutoTables(
-            table.has_deadlines, self._hopeless, self._repeats, self._part, self._stops, self._max_batch,
-            table.type_model, self._num_ready, self._independent, self._since, self._finishing, self._debt_s,
-            self._ranked_s, self._worth, self._lengths.expected, self._lengths.ended,
-        )  # fmt: skip
+            table.has_deadlines,
+            self._hopeless,
+            self._repeats,
+            self._part,
+            self._stops,
+            self._max_batch,
+            table.type_model,
+            self._num_ready,
+            self._independent,
+            self._since,
+            self._finishing,
+            self._debt_s,
+            self._ranked_s,
+            self._worth,
+            self._lengths.expected,
+            self._lengths.ended,
+        )
 
     def step_finished(self, type_id: TypeId, batch: int, seconds: float) -> None:
         self._times.step_finished(type_id, batch, seconds)

@@ -165,10 +165,19 @@ class LazyPolicy(CellPolicy):
 
     def _num_joining(self, view: ReadyView, table: RequestTable, in_flight: Ints, candidates: Ints) -> int:
         return num_joining_of(
-            np.concatenate((in_flight, candidates)), len(in_flight), table.left, table.done, table.width, table.open,
-            table.deadline_s, table.began_s, self.steps_left.predictions(), self.times.replay.seconds, view.now_s,
+            np.concatenate((in_flight, candidates)),
+            len(in_flight),
+            table.left,
+            table.done,
+            table.width,
+            table.open,
+            table.deadline_s,
+            table.began_s,
+            self.steps_left.predictions(),
+            self.times.replay.seconds,
+            view.now_s,
             self.rules,
-        )  # fmt: skip
+        )
 
     def _learn_new_types(self, view: ReadyView) -> None:
         if len(view.cells) != self._num_types:
@@ -196,11 +205,19 @@ class LazyPolicy(CellPolicy):
     def _urgency(self, table: RequestTable, slots: Ints) -> Floats:
         """Return a number per model. The smallest runs first."""
         return urgencies(
-            slots, table.left, table.done, table.width, table.open, table.deadline_s, table.began_s, table.model,
-            table.num_models, NO_PREDICTIONS if self.recent else self.steps_left.predictions(),
+            slots,
+            table.left,
+            table.done,
+            table.width,
+            table.open,
+            table.deadline_s,
+            table.began_s,
+            table.model,
+            table.num_models,
+            NO_PREDICTIONS if self.recent else self.steps_left.predictions(),
             self.times.replay.seconds,
             self.recent,
-        )  # fmt: skip
+        )
 
 
 @compiled

@@ -126,9 +126,16 @@ class RequestTable:
     @property
     def columns(self) -> RequestColumns:
         return RequestColumns(
-            self.left, self.done, self.width, self.open, self.arrived_s, self.deadline_s, self.began_s, self.model,
+            self.left,
+            self.done,
+            self.width,
+            self.open,
+            self.arrived_s,
+            self.deadline_s,
+            self.began_s,
+            self.model,
             self.priority,
-        )  # fmt: skip
+        )
 
     def add_type(self) -> None:
         """Add a column for one more cell type."""

@@ -148,8 +148,19 @@ def show(console: Console, setting: Setting, results: list[Result]) -> None:
     named = setting.model if setting.hidden is None else f"{setting.model}, hidden {setting.hidden}"
     title = f"{named}, {setting.dtype}, {setting.threads} thread{'s' * (setting.threads != 1)}: {load}"
     table = Table(title=title, caption=setting.data, title_style="bold", caption_style="dim")
-    columns = ("policy", "requests/s", "cells/s", "of reference", "p50 ms", "p90 ms", "p99 ms", "mean batch", "padding",
-               "scheduler", "task ms")  # fmt: skip
+    columns = (
+        "policy",
+        "requests/s",
+        "cells/s",
+        "of reference",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "mean batch",
+        "padding",
+        "scheduler",
+        "task ms",
+    )
     table.add_column(columns[0], overflow="fold")
     for name in columns[1:]:
         table.add_column(name, justify="right", no_wrap=" " not in name)

@@ -177,9 +177,14 @@ class TaskProgram:
         return self._layout(planned.rows, planned.every_c).num_words
 
     def fill(
-        self, blocks: Blocks, launch: int, planned: PlannedTask, task: RunTask, tables: DeviceTables,
+        self,
+        blocks: Blocks,
+        launch: int,
+        planned: PlannedTask,
+        task: RunTask,
+        tables: DeviceTables,
         fetches: Sequence[Fetched],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write the addresses of the chains' state, of the lanes it goes to, and of rows that are kept and fetched."""
         layout, chains, keep = self._layout(planned.rows, planned.every_c), planned.chains, task.keep
         lanes = () if task.lanes is None else task.lanes.tables
@@ -279,9 +284,13 @@ class TaskProgram:
         rows, size = layout.rows, layout.size
         last, every = (None, None) if self._c is None else (self._c[0][:rows], self._c[1][:size])
         call = CallBuffers(
-            self.px[:size], self._length[:rows], self._state[H][:rows], last, self._h_of_steps[:size],
+            self.px[:size],
+            self._length[:rows],
+            self._state[H][:rows],
+            last,
+            self._h_of_steps[:size],
             every if layout.every_c else None,
-        )  # fmt: skip
+        )
         if last is None or last.dtype == self._state[C].dtype:
             return call, []
         narrowed = [(last, self._state[C][:rows])]

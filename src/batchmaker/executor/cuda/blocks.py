@@ -83,9 +83,8 @@ def put_rows(words: Ints, at: Ints, stride: Ints, column: int, rows: Ints, base:
 
 @compiled
 def put_sources(
-    words: Ints, at: Ints, stride: Ints, column: int, tables: Ints, rows: Ints, bases: Ints,
-    row_bytes: Ints,
-) -> None:  # fmt: skip
+    words: Ints, at: Ints, stride: Ints, column: int, tables: Ints, rows: Ints, bases: Ints, row_bytes: Ints
+) -> None:
     """As put_rows, for rows of tables. tables, rows: [n]. bases, row_bytes: [tables], both 0 for the zero table."""
     for i in range(len(at)):
         words[at[i] + column * stride[i]] = bases[tables[i]] + rows[i] * row_bytes[tables[i]]

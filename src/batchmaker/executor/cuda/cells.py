@@ -185,9 +185,14 @@ class DeviceCells:
         weights = recurrence.weights
         spec = ValueSpec((weights.gates * weights.hidden,), cell.outputs[0].dtype)
         project = DeviceProgram(
-            self._place, cell.name, lambda *inputs: recurrence.project(*inputs), cell.inputs[:num_step_inputs], (spec,),
-            _TARGETS_OF_HOISTED, HOISTED_SIZES,
-        )  # fmt: skip
+            self._place,
+            cell.name,
+            lambda *inputs: recurrence.project(*inputs),
+            cell.inputs[:num_step_inputs],
+            (spec,),
+            _TARGETS_OF_HOISTED,
+            HOISTED_SIZES,
+        )
         return TaskForm(HoistedRows(project, (spec,), (program.px,)), program)
 
     def prepare(self, type_id: TypeId, num_step_inputs: int | None) -> None:

@@ -51,10 +51,22 @@ def chains_of(task: RunTask) -> Chains | None:
     chain, number, done = np.zeros((3, len(task.nodes)), np.int64)
     begin_tables, begin_rows = np.zeros((2, len(tables), len(task.nodes)), np.int64)
     count = _follow(
-        int64s(task.ends), int64s(lanes.rows), tables, int64s(lanes.move_at), int64s(lanes.move_tables),
-        int64s(lanes.move_rows), np.array(() if keep is None else keep.tables, np.int64), targets, owner, written,
-        chain, number, done, begin_tables, begin_rows,
-    )  # fmt: skip
+        int64s(task.ends),
+        int64s(lanes.rows),
+        tables,
+        int64s(lanes.move_at),
+        int64s(lanes.move_tables),
+        int64s(lanes.move_rows),
+        np.array(() if keep is None else keep.tables, np.int64),
+        targets,
+        owner,
+        written,
+        chain,
+        number,
+        done,
+        begin_tables,
+        begin_rows,
+    )
     if count < 0:
         return None
     length = done[:count]
@@ -70,10 +82,22 @@ def chains_of(task: RunTask) -> Chains | None:
 
 @compiled
 def _follow(
-    ends: Ints, rows: Ints, tables: Ints, move_at: Ints, move_tables: Ints, move_rows: Ints, kept_tables: Ints,
-    targets: Ints, owner: Ints, written: Ints, chain: Ints, number: Ints, done: Ints, begin_tables: Ints,
+    ends: Ints,
+    rows: Ints,
+    tables: Ints,
+    move_at: Ints,
+    move_tables: Ints,
+    move_rows: Ints,
+    kept_tables: Ints,
+    targets: Ints,
+    owner: Ints,
+    written: Ints,
+    chain: Ints,
+    number: Ints,
+    done: Ints,
+    begin_tables: Ints,
     begin_rows: Ints,
-) -> int:  # fmt: skip
+) -> int:
     """Follow which chain's state each lane holds, step by step. Returns the number of chains, -1 if chains_of refuses.
 
     Chains are numbered as they appear. targets: rows that the task writes, ascending. owner, written: [lanes] the chain

@@ -72,8 +72,15 @@ class SteppedTask:
         bases = tables.bases(self._place, *used)
         if self._hoisted is not None:
             rows = np.arange(len(self._chained))
-            fill_hoisted(self.blocks, self._hoisted, self._place, tables, self._chosen(task.source_tables),
-                         self._chosen(task.source_rows), rows)  # fmt: skip
+            fill_hoisted(
+                self.blocks,
+                self._hoisted,
+                self._place,
+                tables,
+                self._chosen(task.source_tables),
+                self._chosen(task.source_rows),
+                rows,
+            )
         if len(self._chained):
             self._fill_chains(tables, bases)
         if len(self._chained) < len(task.nodes):
@@ -126,9 +133,15 @@ class SteppedTask:
         self, positions: Ints, column: int, tables: Ints, rows: Ints, of: DeviceTables, bases: Ints
     ) -> None:
         put_sources(
-            self.blocks.words, self._inputs[positions], self._stride[positions], column, int64s(tables), int64s(rows),
-            bases, of.row_bytes,
-        )  # fmt: skip
+            self.blocks.words,
+            self._inputs[positions],
+            self._stride[positions],
+            column,
+            int64s(tables),
+            int64s(rows),
+            bases,
+            of.row_bytes,
+        )
 
 
 def chained_positions(task: RunTask) -> Ints:
@@ -141,9 +154,14 @@ def chained_positions(task: RunTask) -> Ints:
 
 
 def fill_hoisted(
-    blocks: Blocks, hoisted: HoistedRows, place: Place, tables: DeviceTables, source_tables: Ints,
-    source_rows: Ints, rows: Ints,
-) -> None:  # fmt: skip
+    blocks: Blocks,
+    hoisted: HoistedRows,
+    place: Place,
+    tables: DeviceTables,
+    source_tables: Ints,
+    source_rows: Ints,
+    rows: Ints,
+) -> None:
     """Write the addresses of the first blocks of a task, which compute its hoisted values.
 
     source_tables, source_rows: [inputs, positions] what is read. rows: [positions] where the values of each position

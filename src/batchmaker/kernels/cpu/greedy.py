@@ -93,15 +93,23 @@ class GreedyLoop:
         of, rows, h, c, token = task.move_tables, task.move_rows, self._h, self._c, self._token
         loops: LoopEnds = _NoEnds() if ends is None else ends
         done = run_greedy(
-            recurrent.kind, (task.ends, task.used, task.lanes), nodes, self._table,
-            (task.state[h], task.state[c], task.state[token]), task.tables,
-            (task.move_at, of[h], rows[h], of[c], rows[c]), (of[token], rows[token]),
-            (task.keep_at, task.keep_rows, task.keep_tables, self._parts), copies,
-            (recurrent.products.w, recurrent.bias, recurrent.products.addresses, recurrent.plan.ways), room.gates,
-            (products.w, self._bias, products.addresses, products.ways[-1], scores), room.tokens_of(count + 2 * BLOCK),
+            recurrent.kind,
+            (task.ends, task.used, task.lanes),
+            nodes,
+            self._table,
+            (task.state[h], task.state[c], task.state[token]),
+            task.tables,
+            (task.move_at, of[h], rows[h], of[c], rows[c]),
+            (of[token], rows[token]),
+            (task.keep_at, task.keep_rows, task.keep_tables, self._parts),
+            copies,
+            (recurrent.products.w, recurrent.bias, recurrent.products.addresses, recurrent.plan.ways),
+            room.gates,
+            (products.w, self._bias, products.addresses, products.ways[-1], scores),
+            room.tokens_of(count + 2 * BLOCK),
             (loops.test_of, loops.last, loops.ended, loops.constants, loops.is_constant, loops.output_of),
             (stopped, skipped),
-        )  # fmt: skip
+        )
         recurrent.give_back(room)
         self._rooms.append(scores)
         return (stopped, skipped) if done else None

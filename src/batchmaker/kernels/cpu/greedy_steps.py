@@ -91,9 +91,17 @@ def enter_tokens(
 
 @compiled_part
 def next_block(
-    p: int, last: int, lanes: Ints, nodes: Ints, said: Ints, ended: Flags, places: Ints, skipped: Flags, now: Ints,
+    p: int,
+    last: int,
+    lanes: Ints,
+    nodes: Ints,
+    said: Ints,
+    ended: Flags,
+    places: Ints,
+    skipped: Flags,
+    now: Ints,
     read: Ints,
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int]:
     """Collect up to BLOCK positions from p to before last; return the position after them, and their number.
 
     Positions of ended loops are skipped. places, skipped: [positions], written. now, read: [BLOCK] the lanes and the
@@ -139,10 +147,23 @@ def end_loops(first: int, last: int, nodes: Ints, places: Ints, said: Ints, test
 
 @compiled_arithmetic
 def run_greedy(
-    kind: int, steps: tuple[Ints, Flags, Ints], nodes: Ints, px: Rows, state: tuple[Rows, Rows, Ints], tables: Ints,
-    moves: Moves, said_moves: tuple[Ints, Ints], keeps: Keeps, copies: Ints, weights: Weights, room: GateRoom,
-    choice: tuple[Rows, Float32s, Ints, int, Float32s], places: Ints, tests: Tests, marks: tuple[Flags, Flags],
-) -> bool:  # fmt: skip
+    kind: int,
+    steps: tuple[Ints, Flags, Ints],
+    nodes: Ints,
+    px: Rows,
+    state: tuple[Rows, Rows, Ints],
+    tables: Ints,
+    moves: Moves,
+    said_moves: tuple[Ints, Ints],
+    keeps: Keeps,
+    copies: Ints,
+    weights: Weights,
+    room: GateRoom,
+    choice: tuple[Rows, Float32s, Ints, int, Float32s],
+    places: Ints,
+    tests: Tests,
+    marks: tuple[Flags, Flags],
+) -> bool:
     """Compute all steps of a task; False, with nothing written, if it must be computed step by step.
 
     nodes: [positions]. state: h, c and the token of each lane, [lanes]. said_moves: the table and row of the token of

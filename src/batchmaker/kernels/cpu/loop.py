@@ -197,9 +197,18 @@ class RecurrentLoop:
             tokens = room.tokens_of(len(task.lanes))
         state, moves, keeps = self._parts(task)
         done = run_steps(
-            self.kind, (task.ends, task.used, task.lanes), (tokens, task.source_tables, task.source_rows), px, state,
-            task.tables, moves, keeps, copies, (products.w, self.bias, products.addresses, ways), room.gates,
-        )  # fmt: skip
+            self.kind,
+            (task.ends, task.used, task.lanes),
+            (tokens, task.source_tables, task.source_rows),
+            px,
+            state,
+            task.tables,
+            moves,
+            keeps,
+            copies,
+            (products.w, self.bias, products.addresses, ways),
+            room.gates,
+        )
         self.give_back(room)
         return done
 

@@ -160,9 +160,17 @@ def pack(w: NDArray[np.float32], functions: Library) -> tuple[NDArray[np.uint8],
         packed = np.zeros(size + _PAGE, np.uint8)
         address = -(-packed.ctypes.data // _PAGE) * _PAGE
         functions.pack(
-            _ROW_MAJOR, _B_MATRIX, _PLAIN, BLOCK, width, depth, ctypes.c_float(1), _pointer(w), width,
+            _ROW_MAJOR,
+            _B_MATRIX,
+            _PLAIN,
+            BLOCK,
+            width,
+            depth,
+            ctypes.c_float(1),
+            _pointer(w),
+            width,
             ctypes.c_void_p(address),
-        )  # fmt: skip
+        )
     finally:
         functions.set_threads(threads)
     return packed, address
@@ -183,9 +191,20 @@ def _multiplies(functions: Library) -> bool:
         a = random.standard_normal((rows, 24), np.float32)
         c = np.full((rows, 40), np.nan, np.float32)
         functions.sgemm(
-            _ROW_MAJOR, _PLAIN, _PACKED, rows, 40, 24, _pointer(a), 24, ctypes.c_void_p(address), 40,
-            ctypes.c_float(0), _pointer(c), 40,
-        )  # fmt: skip
+            _ROW_MAJOR,
+            _PLAIN,
+            _PACKED,
+            rows,
+            40,
+            24,
+            _pointer(a),
+            24,
+            ctypes.c_void_p(address),
+            40,
+            ctypes.c_float(0),
+            _pointer(c),
+            40,
+        )
         if not np.allclose(c, a @ w, atol=1e-4):
             return False
     return len(packed) > 0

@@ -203,9 +203,19 @@ def finish_rnn(relu: bool, g: Float32s, b: int, px: Rows, row: int, h: Rows, lan
 
 @compiled_part
 def finish(
-    kind: int, n: int, first: int, lanes: Ints, tokens: Ints, px: Rows, bias: Float32s, g: Float32s, before: Float32s,
-    t: Float32s, h: Rows, c: Rows,
-) -> None:  # fmt: skip
+    kind: int,
+    n: int,
+    first: int,
+    lanes: Ints,
+    tokens: Ints,
+    px: Rows,
+    bias: Float32s,
+    g: Float32s,
+    before: Float32s,
+    t: Float32s,
+    h: Rows,
+    c: Rows,
+) -> None:
     """Products of n positions from `first` on -> their new state in their lanes."""
     for b in range(n):
         lane = lanes[first + b]
@@ -344,9 +354,18 @@ def prepare(
 
 @compiled_arithmetic
 def run_steps(
-    kind: int, steps: tuple[Ints, Flags, Ints], source: Source, px: Rows, state: LaneState, tables: Ints,
-    moves: Moves, keeps: Keeps, copies: Ints, weights: Weights, room: GateRoom,
-) -> bool:  # fmt: skip
+    kind: int,
+    steps: tuple[Ints, Flags, Ints],
+    source: Source,
+    px: Rows,
+    state: LaneState,
+    tables: Ints,
+    moves: Moves,
+    keeps: Keeps,
+    copies: Ints,
+    weights: Weights,
+    room: GateRoom,
+) -> bool:
     """Compute all steps of a task; False, with nothing written, if a token has no row or a step no lanes.
 
     steps: ends, used and lanes of the LoopTask. tables: addresses. copies: the fetches, with room before them for the
@@ -412,9 +431,18 @@ def begin_step(
 
 @compiled_arithmetic
 def end_step(
-    kind: int, first: int, last: int, lanes: Ints, tokens: Ints, px: Rows, state: LaneState, copies: Ints,
-    bias: Float32s, made: Rows, room: GateRoom,
-) -> None:  # fmt: skip
+    kind: int,
+    first: int,
+    last: int,
+    lanes: Ints,
+    tokens: Ints,
+    px: Rows,
+    state: LaneState,
+    copies: Ints,
+    bias: Float32s,
+    made: Rows,
+    room: GateRoom,
+) -> None:
     """Finish the step of positions first to last, whose products are the first rows of `made`."""
     h, c = state
     g, a, narrow, t = room

@@ -95,9 +95,19 @@ def finish_tile(
 
 @compiled_part
 def run_tiles(
-    kind: int, n: int, first: int, down: bool, lanes: Ints, tokens: Ints, px: Rows, bias: Float32s, weights: int,
-    a: Float32s, t: Float32s, state: tuple[Rows, Rows],
-) -> None:  # fmt: skip
+    kind: int,
+    n: int,
+    first: int,
+    down: bool,
+    lanes: Ints,
+    tokens: Ints,
+    px: Rows,
+    bias: Float32s,
+    weights: int,
+    a: Float32s,
+    t: Float32s,
+    state: tuple[Rows, Rows],
+) -> None:
     """States a[:n] of n positions from `first` on -> their new state in their lanes.
 
     down: from the last tile to the first. If consecutive blocks go in opposite directions, a block first finds the
@@ -130,9 +140,17 @@ def run_tiles(
                     x = tokens[position] if len(tokens) else position
                     lane = lanes[position] * hidden * size
                     finish_tile(
-                        kind, tile, sums + r * row_bytes, px.ctypes.data + x * px.shape[1] * size, inputs + r * a_bytes,
-                        bias, h.ctypes.data + lane, c.ctypes.data + lane, hidden * size, h,
-                    )  # fmt: skip
+                        kind,
+                        tile,
+                        sums + r * row_bytes,
+                        px.ctypes.data + x * px.shape[1] * size,
+                        inputs + r * a_bytes,
+                        bias,
+                        h.ctypes.data + lane,
+                        c.ctypes.data + lane,
+                        hidden * size,
+                        h,
+                    )
                     if b + r + TILE_ROWS < n:
                         soon = position + TILE_ROWS
                         ask_for(px, tokens[soon] if len(tokens) else soon, tile, gates, _YES)

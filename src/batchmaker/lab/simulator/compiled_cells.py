@@ -155,10 +155,17 @@ class CompiledCells:
         self._offer = _offer(shapes, kinds, np.ascontiguousarray(offered.arrived_s, np.float64), sla_s, num_types)
         self.records = Records.of(offered.arrived_s)
         self._loop = LoopTables(
-            np.zeros(NUM_NUMBERS, np.int64), np.zeros(NUM_SECONDS), np.zeros_like(kinds),
-            np.zeros_like(kinds), np.zeros(num_types, np.int64), np.zeros_like(kinds), np.zeros_like(kinds),
-            self.records.started_s, self.records.finished_s, np.zeros(0, np.bool_),
-        )  # fmt: skip
+            np.zeros(NUM_NUMBERS, np.int64),
+            np.zeros(NUM_SECONDS),
+            np.zeros_like(kinds),
+            np.zeros_like(kinds),
+            np.zeros(num_types, np.int64),
+            np.zeros_like(kinds),
+            np.zeros_like(kinds),
+            self.records.started_s,
+            self.records.finished_s,
+            np.zeros(0, np.bool_),
+        )
         self._loop.numbers[REJECTED] = -1
         self._cells = model.cells
         self._compiled_policy = self._policy_tables()
@@ -265,10 +272,16 @@ def _lazy(policy: LazyPolicy, offer: OfferTables) -> Lazy:
     num, count, num_types = len(policy.steps_left.predicted), len(offer.kinds), offer.nodes.shape[1]
     of_type = np.array([offer.model[offer.nodes[:, t] > 0].max(initial=0) for t in range(num_types)], np.int64)
     return Lazy(
-        policy.rules, policy.cap, policy.recent, of_type, _predictions(policy.steps_left),
+        policy.rules,
+        policy.cap,
+        policy.recent,
+        of_type,
+        _predictions(policy.steps_left),
         np.zeros((num, count), np.int64),
-        np.zeros((num, count), np.int64), np.zeros(num, np.int64), np.full(num, count + 1),
-    )  # fmt: skip
+        np.zeros((num, count), np.int64),
+        np.zeros(num, np.int64),
+        np.full(num, count + 1),
+    )
 
 
 def _predictions(steps_left: StepsLeft) -> Predictions:

@@ -41,10 +41,19 @@ def who_joins(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Ints
             numbers[WHY] = LEARN
             return loop.line[:0]
         num = num_joining_of(
-            np.concatenate((in_flight, candidates)), len(in_flight), watched.left, watched.done, watched.width,
-            watched.is_open, watched.deadline_s, watched.began_s, lazy.predictions, policy.times.seconds,
-            loop.seconds[NOW_S], lazy.rules,
-        )  # fmt: skip
+            np.concatenate((in_flight, candidates)),
+            len(in_flight),
+            watched.left,
+            watched.done,
+            watched.width,
+            watched.is_open,
+            watched.deadline_s,
+            watched.began_s,
+            lazy.predictions,
+            policy.times.seconds,
+            loop.seconds[NOW_S],
+            lazy.rules,
+        )
         candidates = candidates[:num]
         if num == 0:
             numbers[REJECTED] = numbers[CHANGES]
@@ -58,10 +67,19 @@ def urgency_of(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Flo
         loop.numbers[WHY] = LEARN
         return np.empty(0)
     return urgencies(
-        loop.members[: loop.numbers[IN_FLIGHT]], watched.left, watched.done, watched.width, watched.is_open,
-        watched.deadline_s, watched.began_s, watched.model, loop.numbers[MODELS], policy.lazy.predictions,
-        policy.times.seconds, policy.lazy.recent,
-    )  # fmt: skip
+        loop.members[: loop.numbers[IN_FLIGHT]],
+        watched.left,
+        watched.done,
+        watched.width,
+        watched.is_open,
+        watched.deadline_s,
+        watched.began_s,
+        watched.model,
+        loop.numbers[MODELS],
+        policy.lazy.predictions,
+        policy.times.seconds,
+        policy.lazy.recent,
+    )
 
 
 @compiled

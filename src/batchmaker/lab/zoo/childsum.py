@@ -238,9 +238,16 @@ class ChildSumModel(Model):
         words, edges = self._parse(request)
         calls = ChildSumCalls(len(words), len(edges))
         if not lay_out(
-            words, self.vocabulary_size, edges, calls.leaf_words, calls.places, calls.nodes, calls.children, calls.ends,
+            words,
+            self.vocabulary_size,
+            edges,
+            calls.leaf_words,
+            calls.places,
+            calls.nodes,
+            calls.children,
+            calls.ends,
             calls.counts,
-        ):  # fmt: skip
+        ):
             checked_tokens(words, self.vocabulary_size, "words")
             raise InvalidRequestError(edges_fault(edges, len(words)))
         calls.leaf_words = calls.leaf_words[: calls.counts[0]]

@@ -71,11 +71,19 @@ class FastReplicas(Replicas):
         self._first = CoreTables(model.cells, policy, [shape.graph for shape in shapes], overhead)
         self._tables = dict[int, CoreTables]()  # by place
         self._offer = fast_loop.Offer(
-            _plain(work.arrived_s, np.float64), _plain(work.requests.kinds, np.int32),
-            _plain(work.known_ns, np.int64), _plain(self.weight, np.int64), _plain(self.sequence, np.int32),
-            self.records.outcome, self.records.finished_s, self.records.replica, self.records.tries, self.home,
-            self.chunks_left, self.totals,
-        )  # fmt: skip
+            _plain(work.arrived_s, np.float64),
+            _plain(work.requests.kinds, np.int32),
+            _plain(work.known_ns, np.int64),
+            _plain(self.weight, np.int64),
+            _plain(self.sequence, np.int32),
+            self.records.outcome,
+            self.records.finished_s,
+            self.records.replica,
+            self.records.tries,
+            self.home,
+            self.chunks_left,
+            self.totals,
+        )
         self._busy_s = np.zeros(1)
         self._places = self._room(16)
         self._tree = np.full(32, math.inf)
@@ -87,9 +95,18 @@ class FastReplicas(Replicas):
         where the tables of a replica must grow."""
         while True:
             num_held = fast_loop.play(
-                self._offer, self._routing(), self._first.forms, self._places, self._costs, self._never, self._tree,
-                self._busy_s, self._aside, self._wanted, until_s,
-            )  # fmt: skip
+                self._offer,
+                self._routing(),
+                self._first.forms,
+                self._places,
+                self._costs,
+                self._never,
+                self._tree,
+                self._busy_s,
+                self._aside,
+                self._wanted,
+                until_s,
+            )
             self._held += self._aside[:num_held].tolist()
             place, request = self._wanted.tolist()
             if place != _NOTHING:

@@ -54,13 +54,24 @@ def summarise_fleet(records: FleetRecords, sla_s: float) -> FleetSummary:
     within = [s for s in records.samples if s.at_s <= records.arrived_s[-1]] or records.samples
     serving = [sample.serving for sample in within]
     return FleetSummary(
-        len(answered), int(answered.sum()), int((records.outcome == FAILED).sum()), int((records.tries > 1).sum()),
-        records.deaths, float(latency_ms.mean()) if has_answers else None, p50, p90, p99, p999,
+        len(answered),
+        int(answered.sum()),
+        int((records.outcome == FAILED).sum()),
+        int((records.tries > 1).sum()),
+        records.deaths,
+        float(latency_ms.mean()) if has_answers else None,
+        p50,
+        p90,
+        p99,
+        p999,
         _ratio(float(answered.sum()), span_s),
         1.0 - float((latency_ms <= 1e3 * sla_s).sum()) / len(answered),
         _ratio(records.rows, records.steps),
-        _ratio(records.busy_s, records.paid_s), float(np.mean(serving)), max(serving), _ratio(records.paid_s, end_s),
-    )  # fmt: skip
+        _ratio(records.busy_s, records.paid_s),
+        float(np.mean(serving)),
+        max(serving),
+        _ratio(records.paid_s, end_s),
+    )
 
 
 def _ratio(of: float, per: float) -> float:
