@@ -69,10 +69,10 @@ class Departure:
             self._task = None
 
 
-async def unless_gone(scope: Scope, work: Awaitable[_Result]) -> _Result:
-    """Return the result of `work`. If the client leaves first, the work is cancelled and CANCELLED is raised.
+def unless_gone(scope: Scope, work: Awaitable[_Result]) -> Awaitable[_Result]:
+    """Await the result of `work`. If the client leaves first, the work is cancelled and CANCELLED is raised.
 
     Call it once the body has been read.
     """
     departure: Departure = scope["extensions"][DEPARTURE]
-    return await departure.ends(work)
+    return departure.ends(work)

@@ -30,7 +30,7 @@ class BodyBudget:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._of_client: Counter[str] = Counter()
         self.held = 0
         self.pieces = PieceQueue()
@@ -58,7 +58,7 @@ class BodyBudget:
 
     def check(self, client: str, count: int = 0) -> None:
         """Raise UNAVAILABLE if all together, or this client, hold more than they may. count: of bytes more."""
-        if self.held + count > self._limits.max_total_body_bytes:
+        if self.held + count > self.limits.max_total_body_bytes:
             raise _full("the server holds")
         if not self.fits(client, count):
             raise _full("the server holds for you")
@@ -66,16 +66,12 @@ class BodyBudget:
     @property
     def is_scarce(self) -> bool:
         """Whether more than half of what may be held is in use."""
-        return self.held > self._limits.max_total_body_bytes // 2
+        return self.held > self.limits.max_total_body_bytes // 2
 
     def fits(self, client: str, count: int) -> bool:
         """Whether a client may hold so many bytes more."""
-        free = self._limits.max_total_body_bytes - self.held - count
-        return free >= 0 and self._of_client[client] + count <= max(free, self._limits.max_body_bytes)
-
-    @property
-    def limits(self) -> Limits:
-        return self._limits
+        free = self.limits.max_total_body_bytes - self.held - count
+        return free >= 0 and self._of_client[client] + count <= max(free, self.limits.max_body_bytes)
 
 
 def _full(who: str) -> ServiceError:

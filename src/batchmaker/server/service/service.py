@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Any, final
 
@@ -75,16 +75,13 @@ class Service:
         """Whether requests for a model are taken, independently of other models."""
         return not self._draining and model.ready
 
-    def check_room(self, model: str, version: str | None) -> None:
-        """Raise the ServiceError that a request for this model would get now, before the work of reading it."""
-        served = self.repository.get(model, version)
-        if not served.sequences.has_named:
+    def check_open_for(self, model: str, version: str | None) -> None:
+        """Raise NOT_FOUND, or UNAVAILABLE if the server was told to stop, before the work of reading a request.
+
+        It may go on with a sequence of the model, which is taken still.
+        """
+        if not self.repository.get(model, version).sequences.has_named:
             self.check_open()
-        try:
-            served.check_room()
-        except ServiceError as fault:
-            served.statistics.refused[fault.kind] += 1
-            raise
 
     def check_open(self) -> None:
         """Raise UNAVAILABLE if the server was told to stop."""
@@ -126,7 +123,7 @@ class Service:
             raise invalid(f"the model {model[:64]!r} writes nothing that it hears: it has no serving_transcriptions()")
         return transcriber
 
-    async def infer(
+    def infer(
         self,
         model: str,
         version: str | None,
@@ -134,12 +131,12 @@ class Service:
         sender: Sender = NOBODY,
         *,
         goes_on: bool = False,
-    ) -> InferResponse:
-        """Return a model's answer. Raises ServiceError. Cancelling the waiting task gives the request up.
+    ) -> Awaitable[InferResponse]:
+        """Await a model's answer. Raises ServiceError. Cancelling the waiting task gives the request up.
 
         sender: whose sequences it may go on with. goes_on: it came in a conversation that is open.
         """
-        return await self._served(model, version, request, goes_on=goes_on).infer(request, sender)
+        return self._served(model, version, request, goes_on=goes_on).infer(request, sender)
 
     async def stream(
         self,

@@ -9,6 +9,9 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+ModelName = tuple[str, str | None]
+"""A model and its version; None: the newest."""
+
 
 @final
 class Endpoint:
@@ -25,6 +28,6 @@ class Endpoint:
         await response(scope, receive, send)
 
 
-def named_model(request: HTTPConnection) -> tuple[str, str | None]:
-    """Return the model and version in a call's path."""
+def named_model(request: HTTPConnection) -> ModelName:
+    """Return the model in a call's path."""
     return request.path_params["model"], request.path_params.get("version")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, aclosing, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, aclosing
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,9 +17,8 @@ from batchmaker.server.formats.generate_body import read_generate, write_generat
 from batchmaker.server.formats.infer_body import HEADER_LENGTH, read_infer, write_infer
 from batchmaker.server.formats.messages import InferRequest, InferResponse
 from batchmaker.server.formats.parameters import parameters_in
-from batchmaker.server.formats.signature import Signature
 from batchmaker.server.http.answers import EventStream, encoded
-from batchmaker.server.http.routes.endpoint import Endpoint, named_model
+from batchmaker.server.http.routes.endpoint import Endpoint, ModelName, named_model
 from batchmaker.server.service.site import Site
 
 
@@ -27,19 +26,18 @@ def infer_routes(site: Site) -> list[Route]:
     """infer, generate and generate_stream, for the newest version of a model or one that is named."""
     service, pieces = site.service, site.bodies.pieces
 
-    async def read(request: Request, held: HeldBytes) -> bytes:
-        service.check_room(*named_model(request))
-        return await held.read(request)
-
     async def infer(request: Request) -> Response:
         """Answer tensors with tensors, as JSON or as JSON and bytes."""
-        with site.bodies.holding(sender(request).client) as held:
-            body, length = await read(request, held), request.headers.get(HEADER_LENGTH)
-            with ending_sequences(request, body, length):
-                inference = await pieces.finish(read_infer(body, length, signature(request), service.limits))
-            response = await unless_gone(
-                request.scope, service.infer(*named_model(request), inference, sender(request))
-            )
+        name, sender = named_model(request), sender_of(request.scope, site.keys)
+        with site.bodies.holding(sender.client) as held:
+            service.check_open_for(*name)
+            body, length = await held.read(request), request.headers.get(HEADER_LENGTH)
+            try:
+                signature = service.repository.get(*name).signature
+                inference = await pieces.finish(read_infer(body, length, signature, service.limits))
+            except ServiceError as fault:
+                raise service.refused(*name, parameters_in(body, length), sender, fault) from fault.__cause__
+            response = await unless_gone(request.scope, service.infer(*name, inference, sender))
         content, json_length = write_infer(response, inference, nulls=service.nulls)
         if json_length is None:
             return encoded(content)
@@ -47,43 +45,33 @@ def infer_routes(site: Site) -> list[Route]:
         return Response(content, media_type="application/octet-stream", headers=headers)
 
     async def generate(request: Request) -> Response:
-        with site.bodies.holding(sender(request).client) as held:
-            inference = await read_plain(request, held)
-            response = await unless_gone(
-                request.scope, service.infer(*named_model(request), inference, sender(request))
-            )
+        name, sender = named_model(request), sender_of(request.scope, site.keys)
+        with site.bodies.holding(sender.client) as held:
+            inference = await read_plain(request, name, sender, held)
+            response = await unless_gone(request.scope, service.infer(*name, inference, sender))
         return encoded(write_generate(response, nulls=service.nulls))
 
     async def generate_stream(request: Request) -> Response:
         """Answer plain JSON with events, one for each value. Errors before the first value set the status."""
+        name, sender = named_model(request), sender_of(request.scope, site.keys)
         with ExitStack() as stack:
-            held = stack.enter_context(site.bodies.holding(sender(request).client))
-            inference = await read_plain(request, held)
-            parts = service.stream(*named_model(request), inference, sender(request))
+            held = stack.enter_context(site.bodies.holding(sender.client))
+            inference = await read_plain(request, name, sender, held)
+            parts = service.stream(*name, inference, sender)
             first = await unless_gone(request.scope, _first(parts))  # its errors can still set the status
             return EventStream(
                 _encoded_parts(first, parts, stack.pop_all(), nulls=service.nulls), service.limits.write_seconds
             )
 
-    async def read_plain(request: Request, held: HeldBytes) -> InferRequest:
-        body = await read(request, held)
-        with ending_sequences(request, body):
-            return await pieces.finish(read_generate(body, signature(request), service.limits))
-
-    @contextmanager
-    def ending_sequences(request: Request, body: bytes, json_length: str | None = None) -> Iterator[None]:
-        """Read a body; if it is wrong, the sequence that it names has ended."""
+    async def read_plain(request: Request, name: ModelName, sender: Sender, held: HeldBytes) -> InferRequest:
+        """Read a body without tensors; if it is wrong, the sequence that it names has ended."""
+        service.check_open_for(*name)
+        body = await held.read(request)
         try:
-            yield
+            signature = service.repository.get(*name).signature
+            return await pieces.finish(read_generate(body, signature, service.limits))
         except ServiceError as fault:
-            parameters = parameters_in(body, json_length)
-            raise service.refused(*named_model(request), parameters, sender(request), fault) from fault.__cause__
-
-    def signature(request: Request) -> Signature:
-        return service.repository.get(*named_model(request)).signature
-
-    def sender(request: Request) -> Sender:
-        return sender_of(request.scope, site.keys)
+            raise service.refused(*name, parameters_in(body), sender, fault) from fault.__cause__
 
     return [
         route
