@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.errors import ModelError
+from batchmaker.errors import CellError, ModelError
 
 
 class Attention(nn.Module):
@@ -58,51 +57,66 @@ class Run(One):
 
 @pytest.mark.parametrize(
     ("module", "options", "request_"),
-    [
-        (Attention(), {"memory": "rows"}, torch.randn(3, 3)),
-        (WritesInPlace(), {}, torch.randn(3)),
-        (nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)), {}, torch.randn(3)),
-    ],
+    [(Attention(), {"memory": "rows"}, torch.randn(3, 3)), (WritesInPlace(), {}, torch.randn(3))],
 )
-def test_who_trains_a_network_meanwhile_does_not_change_what_is_served(
+def test_a_cell_that_runs_as_it_is_serves_nobody_in_another_mode(
     module: nn.Module, options: dict[str, Any], request_: Tensor
 ) -> None:
     with bm.Engine(One(module, **options), threads=1) as engine:
         before = engine.submit(request_).result()
         module.train()
+        with pytest.raises(CellError, match=r"its module is in another mode than at its first use.*copy.deepcopy"):
+            engine.submit(request_).result()
+        module.eval()
+        torch.testing.assert_close(engine.submit(request_).result(), before)
+
+
+def test_the_mode_of_a_module_changes_no_program_that_was_made_of_it() -> None:
+    module, x = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)).train(), torch.randn(3)
+    with bm.Engine(One(module), threads=1) as engine:
+        before = engine.submit(x).result()
+        assert not module.training, "a cell puts its module in eval mode"
+        module.train()
         for _ in range(5):
-            torch.testing.assert_close(engine.submit(request_).result(), before)
+            torch.testing.assert_close(engine.submit(x).result(), before)
 
 
-def test_a_network_keeps_its_mode_and_its_weights_when_it_is_served() -> None:
-    module = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.BatchNorm1d(4)).train()
-    module[1].eval()
-    weights = copy.deepcopy(module.state_dict())
-    with bm.Engine(One(module), threads=1) as engine:
-        engine.map([torch.randn(3)] * 20, progress=False)
-    assert [part.training for part in module.modules()] == [True, True, False, True]
-    for name, weight in module.state_dict().items():
-        torch.testing.assert_close(weight, weights[name])
+def test_a_module_that_is_reached_by_other_ways_than_as_a_part_is_served_as_it_is() -> None:
+    """Hooks, lists and bound methods refer to the module itself, so it is no copy that runs."""
+
+    class Notes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.dropout = nn.Linear(3, 4), nn.Dropout(0.5)
+            self.also = [self.dropout]
+            self.linear.register_forward_hook(self.note)
+            self.seen = torch.zeros(4)
+
+        def note(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+            self.seen = output
+
+        def forward(self, x: Tensor) -> Tensor:
+            x.mul_(1.0)
+            self.linear(x)
+            made: Tensor = self.also[0](self.seen)
+            return made
+
+    module = Notes()
+    with bm.Engine(One(module), threads=1) as engine, torch.no_grad():
+        for x in torch.randn(5, 3):
+            torch.testing.assert_close(engine.submit(x).result(), module.linear(x[None])[0])
 
 
-def test_a_module_that_does_more_when_its_mode_changes_is_put_in_eval_mode_itself() -> None:
-    class Merges(nn.Linear):
-        """Adds its second weight to the first in eval mode, as adapters of low rank do."""
+def test_a_module_that_changes_its_own_weights_is_served() -> None:
+    class Clamps(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.weight.clamp_(min=0.0)
+            return super().forward(x)
 
-        merged = False
-
-        def train(self, mode: bool = True) -> Any:
-            if not mode and not self.merged:
-                self.weight.data += 1.0
-                self.merged = True
-            return super().train(mode)
-
-    module = Merges(3, 4)
-    with bm.Engine(One(module), threads=1) as engine:
-        x = torch.randn(3)
-        torch.testing.assert_close(engine.submit(x).result(), module(x[None])[0].detach())
-    assert module.merged
-    assert not module.training
+    with bm.Engine(One(Clamps(3, 4)), threads=1) as engine:
+        for _ in range(3):
+            engine.submit(torch.randn(3)).result()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

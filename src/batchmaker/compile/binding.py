@@ -413,6 +413,11 @@ class BoundCell:
         )
 
     @property
+    def is_traced(self) -> bool:
+        """Whether it may hold copies of weights; otherwise it runs the module as it is."""
+        return self._forms.is_traced
+
+    @property
     def runs_module(self) -> bool:
         """Whether it runs the module as it is, and no program that was made of it."""
         return isinstance(self._forms.whole() if self._split is None else self._split.step, PlainModule)

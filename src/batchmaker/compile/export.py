@@ -98,29 +98,8 @@ class LSTMCellRows(nn.Module):
 
 def flat_module(module: nn.Module) -> nn.Module:
     """Return the module, in eval mode, in a form that takes and returns single tensors."""
-    own = in_eval_mode(module)
-    return LSTMCellRows(own).eval() if isinstance(own, nn.LSTMCell) else own
-
-
-def in_eval_mode(module: nn.Module) -> nn.Module:
-    """Return the module in eval mode, with the same weights. The given one keeps its mode, whatever it is later.
-
-    Its parts are copied and share all that they hold, so that who trains them meanwhile does not change what is served.
-    A module that does more when its mode changes, or that cannot be copied so, is itself put in eval mode.
-    """
-    parts = list(module.modules())
-    if any(isinstance(part, torch.jit.ScriptModule) or _does_more(type(part)) for part in parts):
-        return module.eval()
-    own = {id(part): object.__new__(type(part)) for part in parts}
-    for part in parts:
-        inner = {name: None if child is None else own[id(child)] for name, child in part._modules.items()}
-        own[id(part)].__dict__.update(part.__dict__ | {"_modules": inner, "training": False})
-    return own[id(module)]
-
-
-def _does_more(kind: type[nn.Module]) -> bool:
-    """Whether modules of a class do more than note their mode when it changes."""
-    return kind.train is not nn.Module.train or kind.eval is not nn.Module.eval
+    flat = LSTMCellRows(module) if isinstance(module, nn.LSTMCell) else module
+    return flat.eval()
 
 
 def flat_outputs(outputs: Any, where: str) -> tuple[Tensor, ...]:

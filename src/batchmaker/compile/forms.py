@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -20,7 +21,7 @@ from batchmaker.compile.recurrent_cells import Recurrence, find_recurrence
 from batchmaker.compile.row_trial import RANDOM, Batch, Tried, in_sizes, is_large
 from batchmaker.compile.split import Split, compile_whole, split_cell
 from batchmaker.compile.state_loop import StateLoop, find_state_loop
-from batchmaker.errors import RowsError, ShapeError
+from batchmaker.errors import ModelError, RowsError, ShapeError
 from batchmaker.graph.spec import ValueSpec
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 _SAME_INTEGERS = 0.75
+_mode_of = attrgetter("training")
 
 
 def _copy_on(module: nn.Module, device: torch.device) -> nn.Module:
@@ -56,12 +58,20 @@ class PlainModule:
         self._num_own = num_own
         self._outputs = outputs
         self._copy: nn.Module | None = None
+        self._parts = tuple(module.modules())
+        self._modes = list(map(_mode_of, self._parts))
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the module on copies, because an unknown module may write into its inputs.
 
-        Raises ShapeError if the outputs differ from those at binding: they may depend on the values.
+        Raises ShapeError if the outputs differ from those at binding: they may depend on the values; ModelError if
+        somebody has put a part into another mode since.
         """
+        if list(map(_mode_of, self._parts)) != self._modes:
+            raise ModelError(
+                f"{self.where}: it runs as it is, and its module is in another mode than at its first use, such as by "
+                "train(). Serve a copy (copy.deepcopy) of a network that is trained meanwhile."
+            )
         if self._copy is None:
             self._copy = _copy_on(self.module, self.device)
         own = len(inputs) if isinstance(self.module, Opaque) else self._num_own
@@ -110,6 +120,11 @@ class CellForms:
             self._whole = whole = self._with_same_bits()
             self.notes += (whole.note,)
             self.batch_sizes = whole.sizes
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether there is a graph, so that a form may hold copies of weights."""
+        return self._graph is not None
 
     @property
     def sample(self) -> Batch:

@@ -173,7 +173,7 @@ def _begin_copies(state: State, forms: Forms, slots: Ints, numbers: Ints) -> Int
     return bases
 
 
-@compiled
+@compiled_within
 def arrive(addresses: Ints, forms_addresses: Ints, ids: Ints, ranks: Ints, numbers: Ints, stored: Ints) -> Ints:
     """Take requests with copies of known graphs, none of them empty, and queue what is ready.
 

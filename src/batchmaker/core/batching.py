@@ -176,7 +176,7 @@ def _num_beside(nodes: Ints, requests: Ints, keys: Ints, known_s: NDArray[np.flo
     return min(max(chunks, rows), max_batch)
 
 
-@compiled
+@compiled_inline
 def form(addresses: Ints, type_id: int, worker: int, by_age: bool, may_ask: bool) -> Ints:
     """Form a task of ready nodes of one type, and note that it is on the worker; see `find_steps` and `packed`.
 

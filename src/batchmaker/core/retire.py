@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from batchmaker.arrays import Flags, Ints
-from batchmaker.compiled import compiled, compiled_within, number
+from batchmaker.compiled import compiled_within, number
 from batchmaker.core.addresses import state_at
 from batchmaker.core.layout import (
     ID,
@@ -79,7 +79,7 @@ def _put(result: Ints, at: int, values: Ints) -> int:
     return at + len(values)
 
 
-@compiled
+@compiled_within
 def retire(addresses: Ints, task: Ints, first: int, end: int, stopped: Flags, answer: bool, busy_s: float) -> Ints:
     """Update the tables after steps `first` to before `end` of a task have run.
 

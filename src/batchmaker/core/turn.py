@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from batchmaker.arrays import Flags, Ints
-from batchmaker.compiled import compiled, compiled_unlocked, compiled_within, number
+from batchmaker.compiled import compiled_inline, compiled_unlocked, compiled_within, number
 from batchmaker.core.addresses import State, state_at
 from batchmaker.core.arrive import arrive
 from batchmaker.core.batching import form
@@ -60,7 +60,7 @@ class TaskFor(NamedTuple):
 NOBODY: Final = TaskFor()
 
 
-@compiled
+@compiled_inline
 def form_next(
     addresses: Ints, worker: int, ranking: Ints, at: int, by_age: bool, may_ask: bool
 ) -> tuple[Ints, Ints, int, bool]:
@@ -107,7 +107,7 @@ def _may_get(state: State, worker: int) -> bool:
     return bool(counted <= rules[RUN_AHEAD])
 
 
-@compiled_within
+@compiled_inline
 def _give(
     addresses: Ints, worker: int, until: int, ranking: Ints, at: int, by_age: bool, may_ask: bool
 ) -> tuple[Ints, Ints, Ints]:

@@ -16,7 +16,7 @@ from batchmaker.engine.request import Ticket
 from batchmaker.engine.sequence import Sequence as OpenSequence
 from batchmaker.engine.setup import Drivers, cost_profile, wants_costs
 from batchmaker.engine.worker import Worker
-from batchmaker.errors import BatchmakerError, ModelError, SequenceLimitError
+from batchmaker.errors import BatchmakerError, ModelError, SequenceLimitError, StoppedError
 from batchmaker.model.registry import CellRegistry
 from batchmaker.policies.base import CellPolicy
 
@@ -102,6 +102,8 @@ class Start:
         self._workers[0].send([ticket])
         try:
             answer.result()
+        except StoppedError:
+            raise
         except BatchmakerError as error:
             which = f" of model {name!r}" if len(self._catalogue) > 1 else ""
             raise ModelError(f"the model's example {what}{which} failed: {error}") from error

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from batchmaker.compile.declaration import uncompiled, what_came
-from batchmaker.compile.export import in_eval_mode
 from batchmaker.compile.opaque import Opaque, float_dtype_of
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, unknown_name
 from batchmaker.graph.spec import ValueSpec
@@ -55,8 +54,7 @@ class Layered(Model):
         sizes = size_ladder(max_batch, exact=8, parts=4) if batch_sizes is None else tuple(batch_sizes)
         self.example_request = example_request
         self.open_sizes = isinstance(module, Opaque) and module.declared is None
-        module = in_eval_mode(module)
-        self._module: nn.Module | None = module
+        self._module: nn.Module | None = module.eval()
         self.float_dtype = float_dtype_of(module)
         pieces = _cut(module, example_request, self.float_dtype, cut)
         self.layers: list[tuple[str, tuple[Place, ...], int]] = []

@@ -280,7 +280,7 @@ class CellRegistry:
         self.bound.append(bound)
         self._trials.append(trial)
         self.modules.append(cell.module_for(inputs))
-        if self._watches_weights:
+        if self._watches_weights and bound.is_traced:
             self.weights.add(name, self.modules[-1])
         self._cells.append(cell)
         self._add(cell_type)

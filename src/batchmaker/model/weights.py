@@ -6,7 +6,6 @@ they are. If somebody changes the weights meanwhile, as training does, it would 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from operator import attrgetter
 from typing import Final, final
 
@@ -32,8 +31,9 @@ class WatchedWeights:
 
     def add(self, name: str, module: nn.Module) -> None:
         """Add those of a cell that was bound now."""
-        for weight in _watched(module):
-            self._by_id.setdefault(id(weight), (name, weight, version_of(weight)))
+        for weight in (*module.parameters(), *module.buffers()):
+            if not weight.is_inference():  # torch counts no changes of these
+                self._by_id.setdefault(id(weight), (name, weight, version_of(weight)))
         known = self._by_id.values()
         self.found = tuple([weight for _, weight, _ in known]), sum([version for _, _, version in known])
 
@@ -45,16 +45,3 @@ class WatchedWeights:
             "new and some old. Make a new model and engine for new weights; of a network that is trained meanwhile, "
             "serve a copy (copy.deepcopy)."
         )
-
-
-def _watched(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the weights of a module whose changes torch counts, but those that it changes itself when it runs."""
-    own = {
-        id(weight)
-        for part in module.modules()
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None
-        for weight in part.parameters()
-    }
-    for weight in module.parameters():
-        if id(weight) not in own and not weight.is_inference():
-            yield weight
