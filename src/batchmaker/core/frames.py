@@ -12,7 +12,6 @@ from batchmaker.arrays import Ints
 from batchmaker.core.addresses import addresses_of
 from batchmaker.core.arena import Arena
 from batchmaker.core.commands import FailureKind, Reserve
-from batchmaker.core.decide import begin_frames, decide, forget_frames
 from batchmaker.core.events import RequestId
 from batchmaker.core.layout import EDGES, EXTENTS, FIRST, NODES, NOWHERE, NUM_PORTS, PLACES, STORED, SUBGRAPHS
 from batchmaker.core.lists import IN_LIST, LIST_FIELDS
@@ -59,6 +58,7 @@ from batchmaker.core.region_code import (
     WANTED_SLOT,
     Machine,
 )
+from batchmaker.core.region_decisions import begin_frames, decide, forget_frames
 from batchmaker.core.rows import NoMemoryError
 from batchmaker.core.state import NO_NODES, SchedulerState
 from batchmaker.graph.cell_graph import HOST, CellGraph

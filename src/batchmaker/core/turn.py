@@ -12,7 +12,6 @@ from batchmaker.core.addresses import State, state_at
 from batchmaker.core.arrive import arrive
 from batchmaker.core.batching import form
 from batchmaker.core.choose import choose
-from batchmaker.core.decide import decide
 from batchmaker.core.layout import (
     ASKS_POLICY,
     COUNTS_TASKS,
@@ -27,6 +26,7 @@ from batchmaker.core.layout import (
 )
 from batchmaker.core.queues import ready_types
 from batchmaker.core.region_code import ALL_DONE
+from batchmaker.core.region_decisions import decide
 from batchmaker.core.retire import NUM_DONE, NUM_FINISHED, RETIRED, retire
 from batchmaker.core.steps import HEADER, LANES_WANTED, NUM_STEPS, ROWS_WANTED
 from batchmaker.policies.ageing import note_ran
