@@ -58,8 +58,8 @@ class PlainModule:
         self._num_own = num_own
         self._outputs = outputs
         self._copy: nn.Module | None = None
-        self._parts = tuple(module.modules())
-        self._modes = list(map(_mode_of, self._parts))
+        self._parts: tuple[nn.Module, ...] = ()  # of the copy
+        self._modes = list(map(_mode_of, module.modules()))
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the module on copies, because an unknown module may write into its inputs.
@@ -67,13 +67,14 @@ class PlainModule:
         Raises ShapeError if the outputs differ from those at binding: they may depend on the values; ModelError if
         somebody has put a part into another mode since.
         """
+        if self._copy is None:
+            self._copy = _copy_on(self.module, self.device)
+            self._parts = tuple(self._copy.modules())
         if list(map(_mode_of, self._parts)) != self._modes:
             raise ModelError(
                 f"{self.where}: it runs as it is, and its module is in another mode than at its first use, such as by "
                 "train(). Serve a copy (copy.deepcopy) of a network that is trained meanwhile."
             )
-        if self._copy is None:
-            self._copy = _copy_on(self.module, self.device)
         own = len(inputs) if isinstance(self.module, Opaque) else self._num_own
         arguments = (*inputs[:own], *[value.clone() for value in inputs[own:]])
         with torch.no_grad():

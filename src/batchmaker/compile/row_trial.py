@@ -131,13 +131,10 @@ def in_sizes(run: Callable[..., Batch], rows: Batch, sizes: Sequence[int]) -> Ba
         part = tuple([row[begin : begin + largest] for row in rows])
         size = sizes[bisect_left(sizes, len(part[0]))]
         room = size - len(part[0])
-        padded = (
-            part
-            if room == 0
-            else tuple(
-                [torch.cat([own, row[:1].expand(room, *row.shape[1:])]) for own, row in zip(part, rows, strict=True)]
-            )
-        )
+        padded = part
+        if room:
+            fill = [row[:1].expand(room, *row.shape[1:]) for row in rows]
+            padded = tuple([torch.cat(both) for both in zip(part, fill, strict=True)])
         parts.append(tuple([made[: len(part[0])] for made in run(*padded)]))
     return parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
 
@@ -163,10 +160,8 @@ def try_rows(
 
 def is_large(module: nn.Module) -> bool:
     """Whether a module has so many weights that each call takes long."""
-    return (
-        sum(weight.numel() * weight.element_size() for weight in (*module.parameters(), *module.buffers()))
-        > _LARGE_BYTES
-    )
+    weights = (*module.parameters(), *module.buffers())
+    return sum(weight.numel() * weight.element_size() for weight in weights) > _LARGE_BYTES
 
 
 def _floats(kind: int, noise: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class StateResult:
 
 
 class _NoTests:
-    """The stop tests of a task: see `batchmaker.engine.loops.StopTests`. No loop ends at a value here."""
+    """The stop tests of a task: see `batchmaker.engine.stop_tests.StopTests`. No loop ends at a value here."""
 
     test_of = last = output_of = constants = _NONE
     ended = is_constant = _NO_FLAGS

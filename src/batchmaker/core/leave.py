@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from batchmaker.arrays import Ints
-from batchmaker.compiled import compiled, compiled_within
+from batchmaker.compiled import compiled, compiled_merged, compiled_within
 from batchmaker.core import extents
 from batchmaker.core.addresses import State, state_at
 from batchmaker.core.layout import (
@@ -108,23 +108,13 @@ def _free_rows_of(
         extent = columns[NEXT, extent]
 
 
-@compiled_within
-def _forget(
-    nodes: Ints,
-    subgraphs: Ints,
-    consumer: Ints,
-    requests: Ints,
-    columns: Ints,
-    types: Ints,
-    pools: Ints,
-    rows: Ints,
-    free: Ints,
-    counts: Ints,
-    slot: int,
-) -> None:
-    """Give back all that an ended request still owns. No worker has a step of it. columns: State.extents."""
+@compiled_merged
+def _forget(state: State, slot: int) -> None:
+    """Give back all that an ended request still owns. No worker has a step of it."""
+    nodes, subgraphs, types, requests = state.nodes, state.subgraphs, state.types, state.requests
+    columns, free, counts = state.extents, state.free, state.counts
     if requests[OWNS, slot]:
-        _free_rows_of(nodes, subgraphs, types, pools, rows, requests, columns, slot)
+        _free_rows_of(nodes, subgraphs, types, state.pools, state.free_rows, requests, columns, slot)
     extent = requests[FIRST, slot]
     while extent != NOWHERE:
         first, size = columns[FIRST_SUBGRAPH, extent], columns[NUM_SUBGRAPHS, extent]
@@ -133,7 +123,7 @@ def _forget(
         extents.release(free, counts, NODES, nodes[FIRST_EDGE], columns[BASE, extent], columns[NUM_NODES, extent])
         extents.release(free, counts, SUBGRAPHS, subgraphs[HEAD], first, size)
         extents.release(
-            free, counts, EDGES, consumer, columns[EXTENT_FIRST_EDGE, extent], columns[EXTENT_NUM_EDGES, extent]
+            free, counts, EDGES, state.consumer, columns[EXTENT_FIRST_EDGE, extent], columns[EXTENT_NUM_EDGES, extent]
         )
         following = columns[NEXT, extent]
         extents.release(free, counts, EXTENTS, columns[NEXT], extent, extents.ONE)
@@ -158,19 +148,7 @@ def leave_all(state: State, slots: Ints) -> tuple[Ints, Ints]:
             dying[count] = slot  # it has steps of loops there, submitted ahead
             count += 1
         else:
-            _forget(
-                state.nodes,
-                state.subgraphs,
-                state.consumer,
-                state.requests,
-                state.extents,
-                state.types,
-                state.pools,
-                state.free_rows,
-                state.free,
-                state.counts,
-                slot,
-            )
+            _forget(state, slot)
     return dying[:count], stored
 
 
@@ -200,17 +178,5 @@ def bury(addresses: Ints, dying: Ints) -> Ints:
             count += 1
         else:
             _leave_lanes(state.requests, state.extents, state.subgraphs, state.lanes, state.occupant, slot)
-            _forget(
-                state.nodes,
-                state.subgraphs,
-                state.consumer,
-                state.requests,
-                state.extents,
-                state.types,
-                state.pools,
-                state.free_rows,
-                state.free,
-                state.counts,
-                slot,
-            )
+            _forget(state, slot)
     return still[:count]

@@ -166,7 +166,7 @@ def _end_without_nodes(state: State, m: Machine, item: Item) -> None:
 def begin_segment(state: State, forms: Forms, m: Machine, item: Item) -> int:
     """Let a segment begin, once its arguments are done. Returns ALL_DONE, or what it lacks: then nothing has changed.
 
-    What begins in its nodes' place if there are none of them: see `_end_without_nodes`.
+    A segment of no node ends at once; see `_end_without_nodes`.
     """
     code, heap, counts, slot, record = m.code, m.heap, m.counts, item.slot, item.record
     form, status = code[record + OF_FORM], ALL_DONE

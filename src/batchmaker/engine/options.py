@@ -62,13 +62,11 @@ def check_number(
     number = _as_float(value)
     if number > (-math.inf if above is None else above) and number >= (-math.inf if least is None else least):
         return
-    wanted = (
-        "a number"
-        if above is None and least is None
-        else f"above {above:g}"
-        if least is None
-        else (f"at least {least:g}")
-    )
+    wanted = "a number"
+    if least is not None:
+        wanted = f"at least {least:g}"
+    elif above is not None:
+        wanted = f"above {above:g}"
     raise OptionError(f"{name} must be {wanted}{hint}, got {said_of(value)}")
 
 

@@ -27,6 +27,9 @@ from batchmaker.model.batch_sizes import size_ladder
 _NONE: Final[Ints] = np.empty(0, np.int64)
 
 
+OutputsOfTask = tuple[Ints, Ints, Ints, tuple[Ints, ...], tuple[int, ...], tuple[NDArray[Any], ...]]
+"""The last fields of LoopTask, NodeTask and StateTask: keep_at, keep_rows, keep_tables, fetch_at, fetch_of, fetched."""
+
 MAX_HOISTED_ROWS: Final = 2048
 HOISTED_SIZES: Final = size_ladder(MAX_HOISTED_ROWS, exact=8, parts=4)
 """Batch sizes of the hoisted part of a cell. More rows are computed in blocks of the largest size."""
@@ -86,19 +89,14 @@ def _run_nodes(task: RunTask, cell: BoundCell, tables: StateTables) -> Looped | 
     loop = cell.node_loop_for(task.largest)
     if loop is None:
         return None
-    keep_at, keep_rows, keep_tables, fetched = _outputs_of(task, cell)
+    *_, fetched = outputs = _outputs_of(task, cell)
     looped = NodeTask(
         task.ends,
         task.largest,
         np.ascontiguousarray(task.source_tables),
         np.ascontiguousarray(task.source_rows),
         tables.addresses,
-        keep_at,
-        keep_rows,
-        keep_tables,
-        tuple([f.positions for f in task.fetches]),
-        tuple([f.output for f in task.fetches]),
-        fetched,
+        *outputs,
     )
     return _of_first(task, loop.run(looped), fetched, cell)
 
@@ -113,7 +111,7 @@ def _run_states(
     hoisted = _hoisted(task, cell, tables)
     if hoisted is None:
         return None
-    keep_at, keep_rows, keep_tables, fetched = _outputs_of(task, cell)
+    *_, fetched = outputs = _outputs_of(task, cell)
     looped = StateTask(
         task.ends,
         task.largest,
@@ -125,12 +123,7 @@ def _run_states(
         lanes.move_at,
         np.ascontiguousarray(lanes.move_tables),
         np.ascontiguousarray(lanes.move_rows),
-        keep_at,
-        keep_rows,
-        keep_tables,
-        tuple([f.positions for f in task.fetches]),
-        tuple([f.output for f in task.fetches]),
-        fetched,
+        *outputs,
     )
     done = loop.run(looped, cell.name, tests)
     if tests is None:
@@ -200,7 +193,7 @@ def _described(
     inputs: tuple[NDArray[Any], ...] = (),
 ) -> tuple[LoopTask, tuple[NDArray[Any], ...]]:
     """Return a task in the form that loops take, and the arrays into which they write the values of its fetches."""
-    keep_at, keep_rows, keep_tables, fetched = _outputs_of(task, cell)
+    *_, fetched = outputs = _outputs_of(task, cell)
     looped = LoopTask(
         task.ends,
         task.largest,
@@ -214,23 +207,19 @@ def _described(
         lanes.move_tables,
         lanes.move_rows,
         tuple([tables.array(table) for table in lanes.tables]),
-        keep_at,
-        keep_rows,
-        keep_tables,
-        tuple([f.positions for f in task.fetches]),
-        tuple([f.output for f in task.fetches]),
-        fetched,
+        *outputs,
     )
     return looped, fetched
 
 
-def _outputs_of(task: RunTask, cell: BoundCell) -> tuple[Ints, Ints, Ints, tuple[NDArray[Any], ...]]:
-    """Return positions, rows and tables of what stays in state tables, and arrays for the values of the fetches."""
+def _outputs_of(task: RunTask, cell: BoundCell) -> OutputsOfTask:
+    """Return where the outputs of a task go; the last are arrays for the values of its fetches."""
     outputs, keep = cell.outputs, task.keep
-    fetched = tuple([_room(len(fetch.positions), outputs[fetch.output]) for fetch in task.fetches])
-    if keep is None or keep.positions is None:
-        return _NONE, _NONE, _NONE, fetched
-    return keep.positions, keep.rows, _numbers(keep.tables), fetched
+    kept = (_NONE, _NONE, _NONE)
+    if keep is not None and keep.positions is not None:
+        kept = keep.positions, keep.rows, _numbers(keep.tables)
+    at, of = tuple([fetch.positions for fetch in task.fetches]), tuple([fetch.output for fetch in task.fetches])
+    return *kept, at, of, tuple([_room(len(fetch.positions), outputs[fetch.output]) for fetch in task.fetches])
 
 
 def _inputs(of: Ints, rows: Ints, tables: StateTables) -> NDArray[Any]:

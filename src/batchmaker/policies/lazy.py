@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchmaker.arrays import Floats, Ints
 from batchmaker.compiled import compiled
@@ -31,7 +30,7 @@ from batchmaker.policies.expectation import (
     steps_left,
 )
 from batchmaker.policies.joining import LITERAL, NO_TEST, OLDEST, REPLAY, JoiningRules, num_joining
-from batchmaker.policies.requests import RequestTable
+from batchmaker.policies.requests import RequestColumns, RequestTable
 
 _SLACK = {"replay": REPLAY, "oldest": OLDEST, "literal": LITERAL, "none": NO_TEST}
 
@@ -167,12 +166,7 @@ class LazyPolicy(CellPolicy):
         return num_joining_of(
             np.concatenate((in_flight, candidates)),
             len(in_flight),
-            table.left,
-            table.done,
-            table.width,
-            table.open,
-            table.deadline_s,
-            table.began_s,
+            table.columns,
             self.steps_left.predictions(),
             self.times.replay.seconds,
             view.now_s,
@@ -206,13 +200,7 @@ class LazyPolicy(CellPolicy):
         """Return a number per model. The smallest runs first."""
         return urgencies(
             slots,
-            table.left,
-            table.done,
-            table.width,
-            table.open,
-            table.deadline_s,
-            table.began_s,
-            table.model,
+            table.columns,
             table.num_models,
             NO_PREDICTIONS if self.recent else self.steps_left.predictions(),
             self.times.replay.seconds,
@@ -224,33 +212,28 @@ class LazyPolicy(CellPolicy):
 def num_joining_of(
     slots: Ints,
     num_in_flight: int,
-    left: Ints,
-    done: Ints,
-    width: Floats,
-    is_open: NDArray[np.bool_],
-    deadline_s: Floats,
-    began_s: Floats,
+    of: RequestColumns,
     predictions: Predictions,
     seconds: Floats,
     now_s: float,
     rules: JoiningRules,
 ) -> int:
-    """Return how many of those in line join (see `num_joining`), from the columns of the request table.
+    """Return how many of those in line join (see `num_joining`), from the columns of the request table, `of`.
 
     slots: of those in flight, then of the candidates. seconds: [types, max_batch + 1] of a step.
     """
-    steps = steps_left(slots, left, done, width, is_open, predictions)
+    steps = steps_left(slots, of.left, of.done, of.width, of.is_open, predictions)
     num, num_types = steps.shape
     rows, whole, is_alike = np.empty((num, num_types)), np.empty((num, num_types), np.int64), True
     due_s, slack_s = np.empty(num), np.empty(num)
     for i in range(num):
         slot = slots[i]
-        due_s[i] = deadline_s[slot] - now_s
-        slack_s[i] = deadline_s[slot] - min(began_s[slot], now_s)
+        due_s[i] = of.deadline_s[slot] - now_s
+        slack_s[i] = of.deadline_s[slot] - min(of.began_s[slot], now_s)
         for type_id in range(num_types):
-            rows[i, type_id] = width[slot, type_id]
+            rows[i, type_id] = of.width[slot, type_id]
             is_alike = is_alike and rows[i, type_id] == 1.0
-            whole[i, type_id] = steps[i, type_id] + int(np.ceil(done[slot, type_id] / rows[i, type_id] - 1e-9))
+            whole[i, type_id] = steps[i, type_id] + int(np.ceil(of.done[slot, type_id] / rows[i, type_id] - 1e-9))
     alike = np.empty((0, 0)) if is_alike else rows
     return num_joining(steps, alike, whole, num_in_flight, seconds, due_s, slack_s, rules)
 
@@ -258,13 +241,7 @@ def num_joining_of(
 @compiled
 def urgencies(
     slots: Ints,
-    left: Ints,
-    done: Ints,
-    width: Floats,
-    is_open: NDArray[np.bool_],
-    deadline_s: Floats,
-    began_s: Floats,
-    model: Ints,
+    of: RequestColumns,
     num_models: int,
     predictions: Predictions,
     seconds: Floats,
@@ -272,19 +249,19 @@ def urgencies(
 ) -> Floats:
     """Return a number for each model, of its requests in flight: [models]. The smallest goes first.
 
-    For the columns see RequestTable. seconds: [types, max_batch + 1] of a step. recent: see LazyPolicy (`stack`).
+    of: the columns of the request table. seconds: [types, max_batch + 1] of a step. recent: see LazyPolicy (`stack`).
     """
     keys = np.full(num_models, np.inf)
-    steps = steps_left(slots[: 0 if recent else len(slots)], left, done, width, is_open, predictions)
+    steps = steps_left(slots[: 0 if recent else len(slots)], of.left, of.done, of.width, of.is_open, predictions)
     for i in range(len(slots)):
         slot = slots[i]
-        key = -began_s[slot]
+        key = -of.began_s[slot]
         if not recent:
             alone_s = 0.0
             for type_id in range(steps.shape[1]):
                 alone_s += steps[i, type_id] * seconds[type_id, 1]
-            key = deadline_s[slot] - alone_s
-        keys[model[slot]] = min(keys[model[slot]], key)
+            key = of.deadline_s[slot] - alone_s
+        keys[of.model[slot]] = min(keys[of.model[slot]], key)
     return keys
 
 

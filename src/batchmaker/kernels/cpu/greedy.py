@@ -21,7 +21,7 @@ TOKEN: Final = 2
 
 
 class LoopEnds(Protocol):
-    """The ends of loops, by node and by test: see `batchmaker.engine.loops.StopTests`. `ended` is written."""
+    """The ends of loops, by node and by test: see `batchmaker.engine.stop_tests.StopTests`. `ended` is written."""
 
     test_of: Ints
     last: Ints

@@ -43,12 +43,7 @@ def who_joins(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Ints
         num = num_joining_of(
             np.concatenate((in_flight, candidates)),
             len(in_flight),
-            watched.left,
-            watched.done,
-            watched.width,
-            watched.is_open,
-            watched.deadline_s,
-            watched.began_s,
+            watched,
             lazy.predictions,
             policy.times.seconds,
             loop.seconds[NOW_S],
@@ -68,13 +63,7 @@ def urgency_of(loop: LoopTables, watched: RequestColumns, policy: Policy) -> Flo
         return np.empty(0)
     return urgencies(
         loop.members[: loop.numbers[IN_FLIGHT]],
-        watched.left,
-        watched.done,
-        watched.width,
-        watched.is_open,
-        watched.deadline_s,
-        watched.began_s,
-        watched.model,
+        watched,
         loop.numbers[MODELS],
         policy.lazy.predictions,
         policy.times.seconds,
