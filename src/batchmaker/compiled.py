@@ -17,7 +17,7 @@ from numba import njit, typeof, types
 from numba.core import event, sigutils
 from numba.core.caching import FunctionCache
 from numba.core.runtime.nrt import rtsys
-from numba.extending import is_jitted
+from numba.extending import intrinsic, is_jitted
 from numpy.typing import NDArray
 
 P = ParamSpec("P")
@@ -115,6 +115,11 @@ def compiled_merged(loop: Callable[P, R]) -> Callable[P, R]:
     anew, wherever it is written out.
     """
     return _typed(partial(njit, forceinline=True, **_WITHIN)(), loop)
+
+
+def machine_code(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function for compiled loops to call, from one that writes its LLVM instructions."""
+    return cast(Callable[..., Any], intrinsic(write))
 
 
 def external(name: str, signature: str) -> Callable[..., Any]:

@@ -38,6 +38,23 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bounds": lambda a, b: torch.maximum(a, b) - torch.minimum(-a, b.relu()) + a.abs(),
     "a number read twice": lambda a, b: (a + a) * (b * b),
     "the same dtype": lambda a, b: torch.sigmoid(a) * (a * b + 1).to(a.dtype),
+    "gelu": lambda a, b: nn.functional.gelu(a) + nn.functional.gelu(b, approximate="tanh"),
+    "exponentials": lambda a, b: torch.exp(-a.abs()) * torch.erf(b),
+    "roots": lambda a, b: (a * a + 1).sqrt() * (b.square() + 1).rsqrt() + (a.abs() + 1) ** 0.5 - (b.abs() + 1) ** -0.5,
+    "one over": lambda a, b: 1 / (a.abs() + 1) + (b.abs() + 1) ** -1 + a**2,
+    "softplus": lambda a, b: nn.functional.softplus(a) - nn.functional.logsigmoid(b) + nn.functional.mish(a),
+    "clamps": lambda a, b: a.clamp(-1, 1) + b.clamp(min=0.5) - a.clamp(max=0.25) + b.clamp_min(-2),
+    "hard functions": lambda a, b: (
+        nn.functional.hardtanh(a) + nn.functional.relu6(b) + nn.functional.hardtanh(b, -2, 3)
+    ),
+    "hard gates": lambda a, b: nn.functional.hardsigmoid(a) + nn.functional.hardswish(b),
+    "leaky": lambda a, b: nn.functional.leaky_relu(a) + nn.functional.leaky_relu(b, 0.2),
+}
+
+NOT_IN_PASSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "another power": lambda a, b: a**3 + b,
+    "another softplus": lambda a, b: nn.functional.softplus(a, beta=2) + b,
+    "bounds that are computed": lambda a, b: torch.clamp(a, b, b + 1) + b,
 }
 
 
@@ -91,6 +108,39 @@ def test_values_that_are_no_numbers_or_too_large_stay_so():
     one, nan = torch.ones(1, 2), torch.full((1, 2), float("nan"))
     assert bounds(one, nan)[0].isnan().all()
     assert bounds(nan, one)[0].isnan().all()
+
+
+SPECIAL = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 88.7, 88.8, -87.5, -103.0, -120.0, 1e-30, -3e38]
+
+
+@pytest.mark.parametrize(
+    "name", ["silu", "gelu", "exponentials", "softplus", "clamps", "hard functions", "hard gates", "leaky", "one over"]
+)
+def test_special_numbers_are_those_of_torch(name: str) -> None:
+    module = Pointwise(OPERATIONS[name], len(SPECIAL))
+    a = torch.tensor([SPECIAL])
+    with torch.no_grad():
+        for b in (a, torch.ones_like(a), a.flip(1)):
+            wanted = module(a, b)
+            torch.testing.assert_close(
+                compile_program(fused(module, (len(SPECIAL),), (len(SPECIAL),)))(a, b), wanted, equal_nan=True
+            )
+
+
+def test_exp_is_that_of_torch_over_its_whole_range() -> None:
+    x = torch.linspace(-104, 89, 4000)[None]
+    exp, _ = compile_program(fused(Pointwise(lambda a, b: torch.exp(a) + b, 4000), (4000,), (4000,)))(x, 0 * x)
+    torch.testing.assert_close(exp, x.exp(), rtol=5e-7, atol=1.7e-38)
+
+
+@pytest.mark.parametrize("name", NOT_IN_PASSES)
+def test_operations_with_other_options_are_left_to_torch(name: str) -> None:
+    torch.manual_seed(0)
+    module, a, b = Pointwise(NOT_IN_PASSES[name], 5), torch.rand(3, 5), torch.rand(3, 5)
+    graph = fused(module, (5,), (5,))
+    assert sum(made.num_instructions for made in passes(graph)) < 4
+    with torch.no_grad():
+        torch.testing.assert_close(compile_program(graph)(a, b), module(a, b))
 
 
 def test_rows_that_lie_apart_in_memory_are_read_as_they_are():

@@ -13,6 +13,7 @@ import batchmaker as bm
 from batchmaker.compile.declaration import Declared
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.lab import zoo
 from batchmaker.model.registry import CellRegistry
 
 
@@ -226,6 +227,47 @@ def test_a_cell_may_have_many_outputs_and_all_of_them_can_be_fetched() -> None:
     assert [float(value[0]) for value in found] == [float(i + 1) for i in range(40)]
 
 
+class Ring(bm.Model):
+    """A state of many parts, each of which moves on to the next; the first part is returned."""
+
+    def __init__(self, parts: int, *, returned: int = 0) -> None:
+        self.move, self.parts, self.returned = bm.Cell(Moved(), max_batch=4), parts, returned
+
+    def unfold(self, steps):
+        zeros = torch.zeros(2)
+        return self.move.loop([zeros + i for i in range(self.parts)], max_steps=steps)[self.returned]
+
+
+class Moved(nn.Module):
+    def forward(self, *state):
+        return *state[1:], state[0]
+
+
+@pytest.mark.parametrize("parts", [62, 63, 70, 200])
+def test_a_state_may_have_more_parts_than_a_caller_can_ask_for(parts: int) -> None:
+    with bm.Engine(Ring(parts)) as engine:
+        found = engine.map([1, 5, 70], progress=False)
+    assert [float(value[0]) for value in found] == [float(steps % parts) for steps in (1, 5, 70)]
+
+
+@pytest.mark.parametrize("returned", [62, 69])
+def test_an_output_beyond_those_that_a_caller_can_ask_for_is_refused_by_its_number(returned: int) -> None:
+    model = Ring(70, returned=returned)
+    with bm.Engine(model) as engine:
+        with pytest.raises(ModelError, match=rf"output {returned} of a cell is returned.*the first 62 outputs"):
+            engine.submit(3).result()
+        model.returned = 61
+        assert float(engine.submit(3).result()[0]) == 64.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rwkv", "mamba"])
+def test_language_models_of_their_usual_depth_are_served(name: str) -> None:
+    model = zoo.make(name, vocabulary_size=11, hidden=8)
+    with bm.Engine(model, threads=1) as engine:
+        assert len(engine.submit(model.example_request).result()) > 0
+
+
 def test_more_outputs_than_can_be_told_apart_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"63 outputs, at most 62"):
-        CellRegistry().learn(bm.Cell(Fan(63), name="fan"), rows(2))
+    with pytest.raises(ModelError, match=r"1001 outputs, at most 1000"):
+        CellRegistry().learn(bm.Cell(Fan(1001), name="fan"), rows(2))

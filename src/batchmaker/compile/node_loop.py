@@ -145,8 +145,6 @@ def find_node_loop(cell: TracedCell, inputs: Sequence[ValueSpec], outputs: Seque
         return None
     try:
         writer, made = write_graph(open_steps(cell), inputs)
-        if any(node.op != "call_function" for node in made):  # an input that is handed on
-            return None
         results = [writer.value(node) for node in made]
     except (OtherError, CannotRewriteError):
         return None

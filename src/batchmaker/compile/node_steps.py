@@ -12,6 +12,7 @@ import numpy as np
 
 from batchmaker.arrays import Floats, Ints
 from batchmaker.compile.passes.interpreter import interpret, load, store
+from batchmaker.compile.row_steps import work_on_rows
 from batchmaker.compile.typed_steps import ADDRESS, VALUE_BYTES, WIDTH, place, work_on_each
 from batchmaker.compiled import compiled_arithmetic, compiled_part
 from batchmaker.kernels.cpu.machine import (
@@ -19,7 +20,6 @@ from batchmaker.kernels.cpu.machine import (
     call_with_number,
     copy_bytes,
     int64_at,
-    write_int64,
     zero_bytes,
 )
 from batchmaker.kernels.cpu.steps import (
@@ -37,13 +37,13 @@ from batchmaker.kernels.cpu.steps import (
     note_kept,
 )
 
-GATHER, LOOKUP, PRODUCT, PASS, BEST, EACH, COLUMNS, CALL = range(8)
+GATHER, LOOKUP, PRODUCT, PASS, ROWS, EACH, COLUMNS, CALL = range(8)
 """Operations, [kind, result, a, b, c, d].
 
 Rows of input a; rows of the table of c rows at address b by the tokens of value a; value a times weights, at address b
-prepared for a library (0: not) and at d as they are, plus the bias at address c (0: none); pass number a; the place of
-the greatest of each row of value a; record number a of typed_steps; from byte d of the result's rows on, b bytes of
-value a's from byte c on; what compiled code does not know, for Python to call.
+prepared for a library (0: not) and at d as they are, plus the bias at address c (0: none); pass number a; record number
+a of row_steps; the same of typed_steps; from byte d of the result's rows on, b bytes of value a's from byte c on; what
+compiled code does not know, for Python to call.
 """
 
 OPERATION_FIELDS: Final = 6
@@ -134,19 +134,6 @@ def add_bias(at: int, n: int, width: int, bias: int) -> None:
 
 
 @compiled_part
-def write_best(at: int, scores: int, n: int, width: int) -> None:
-    """Write the place of the greatest number of each row, the first of them; of a NaN, if there is one."""
-    for b in range(n):
-        row = scores + b * width * 4
-        best, most = 0, load(row, 0)
-        for j in range(1, width):
-            score = load(row, j)
-            if score > most or (score != score and most == most):
-                best, most = j, score
-        write_int64(at, b, best)
-
-
-@compiled_part
 def operate(k: int, n: int, done: int, from_at: Ints, code: Code, scratch: Scratch) -> int:
     """Do the operations from k on for n rows, after `done` rows of the step.
 
@@ -177,6 +164,10 @@ def operate(k: int, n: int, done: int, from_at: Ints, code: Code, scratch: Scrat
             work_on_each(records[a], n, done, values, floats, integers)
             k += 1
             continue
+        if kind == ROWS:
+            work_on_rows(records[a], n, done, values)
+            k += 1
+            continue
         at, size, width = place(values, result, done), values[result, VALUE_BYTES], values[result, WIDTH]
         if kind == GATHER:
             gather_rows(from_at, a, n, at, size)
@@ -187,12 +178,10 @@ def operate(k: int, n: int, done: int, from_at: Ints, code: Code, scratch: Scrat
             multiply_rows(n, place(values, a, done), at, values[a, WIDTH], width, b, operations[k, 5], addresses)
             if operations[k, 4]:
                 add_bias(at, n, width, operations[k, 4])
-        elif kind == COLUMNS:
+        else:
             source, step = place(values, a, done) + operations[k, 4], values[a, VALUE_BYTES]
             for row in range(n):
                 copy_bytes(at + row * size + operations[k, 5], source + row * step, b)
-        else:
-            write_best(at, place(values, a, done), n, values[a, WIDTH])
         k += 1
     return k
 

@@ -25,7 +25,6 @@ from batchmaker.compile.dataflow import (
 from batchmaker.compile.export import torch_dtype
 from batchmaker.compile.lower import Packer, lower
 from batchmaker.compile.node_steps import (
-    BEST,
     CALL,
     COLUMNS,
     EACH,
@@ -35,6 +34,7 @@ from batchmaker.compile.node_steps import (
     PASS,
     PASS_FIELDS,
     PRODUCT,
+    ROWS,
     Code,
     Scratch,
 )
@@ -45,6 +45,8 @@ from batchmaker.compile.passes.nodes import columns, is_linear, shape_of
 from batchmaker.compile.passes.pointwise import Pass
 from batchmaker.compile.passes.products import merge_products, parameters
 from batchmaker.compile.program import Program, compile_program
+from batchmaker.compile.row_operations import RowOperation, is_pair, row_operation
+from batchmaker.compile.row_steps import BEST
 from batchmaker.compile.typed import KINDS, Typed
 from batchmaker.compile.typed import typed as as_typed
 from batchmaker.compile.typed_steps import ADDRESS, CHUNK, KIND, OTHER, STAYS, VALUE_BYTES, VALUE_FIELDS, WIDTH
@@ -179,6 +181,8 @@ class Writer:
             return None if made.for_machine is None else lambda: self._pass(node, made)
         if isinstance(node.meta.get("val"), tuple) and all(self._is_part(user) for user in node.users):
             return lambda: None
+        if is_pair(node) and all(self._written(user) for user in node.users):
+            return lambda: None
         if self._rows_of(node) is None:
             return None
         read: Any = node.args[0]
@@ -186,8 +190,9 @@ class Writer:
             return self._layer(node)
         if node.target in (_aten.embedding.default, _aten.index_select.default):
             return self._looked_up(node)
-        if node.target is _aten.argmax.default:
-            return self._best(node)
+        on_rows = row_operation(self._cell, node)
+        if on_rows is not None:
+            return self._on_rows(node, on_rows)
         if node.target is _aten.cat.default:
             return self._side_by_side(node)
         if node.target in _RESHAPES and self._is_same(node):
@@ -260,15 +265,21 @@ class Writer:
         rows = (tuple(table.shape[1:]), table.dtype)
         self._value_of[node] = self._add(LOOKUP, rows, self.value(token), table.data_ptr(), len(table))
 
-    def _best(self, node: fx.Node) -> _Written | None:
-        scores: Any = node.args[0]
-        if self._rows_of(scores) is None or node.kwargs or node.args[1:2] not in ((-1,), (1,)):
+    def _on_rows(self, node: fx.Node, operation: RowOperation) -> _Written | None:
+        rows, source = self._rows_of(node), self._rows_of(operation.source)
+        dtype = torch.int64 if operation.code == BEST else torch.float32
+        if rows is None or source is None or rows[1] is not dtype or source[1] is not torch.float32:
             return None
-        shape, dtype = self._rows_of(scores) or ((), None)
-        if dtype is not torch.float32 or len(shape) != 1 or not shape[0]:
-            return None
-        rows = ((), torch.int64) if len(node.args) < 3 or not node.args[2] else ((1,), torch.int64)
-        return lambda: self._value_of.__setitem__(node, self._add(BEST, rows, self.value(scores)))
+        return lambda: self._work_on_rows(node, operation, rows)
+
+    def _work_on_rows(self, node: fx.Node, operation: RowOperation, rows: tuple[tuple[int, ...], torch.dtype]) -> None:
+        constants = [None if w is None else w.contiguous() for w in (operation.weight, operation.bias)]
+        epsilon = torch.tensor([operation.epsilon], dtype=torch.float64)
+        self.weights += [*constants, epsilon]
+        source = self.value(operation.source)
+        made = self._value_of[node] = self._add(ROWS, rows, len(self._records))
+        addresses = [0 if kept is None else kept.data_ptr() for kept in (*constants, epsilon)]
+        self._note_record([operation.code, made, source, operation.width, *addresses])
 
     def _side_by_side(self, node: fx.Node) -> _Written | None:
         parts: Any = node.args[0]
@@ -348,9 +359,11 @@ class Writer:
         self, code: int, dtype: torch.dtype, operands: list[list[int]], rows: tuple[tuple[int, ...], torch.dtype]
     ) -> int:
         made = self._add(EACH, rows, len(self._records))
-        fields = [code, made, KINDS[dtype], len(operands), *(field for operand in operands for field in operand)]
-        self._records.append(fields + [0] * (typed.RECORD_FIELDS - len(fields)))
+        self._note_record([code, made, KINDS[dtype], len(operands), *(f for operand in operands for f in operand)])
         return made
+
+    def _note_record(self, fields: list[int]) -> None:
+        self._records.append(fields + [0] * (typed.RECORD_FIELDS - len(fields)))
 
     # --- passes and calls ------------------------------------------------------------------------------------------
 

@@ -26,8 +26,8 @@ _NO_STEP: Final = (
     "no compiled loop: a step is not that of one LSTM, GRU or RNN, alone or with a greedy choice of the next token"
 )
 _NO_NODES: Final = (
-    "no node loop: it has other operations than look-ups, linear layers, pointwise operations and an argmax over rows "
-    "of float32, or a layer of more than 4,194,304 weights"
+    "no node loop: it has other operations than look-ups, linear layers, pointwise operations, and softmax, norms and "
+    "reductions over rows of float32, or a layer of more than 4,194,304 weights"
 )
 _IN_BETWEEN: Final = f"step by step: the {LOOP} of a recurrent layer tests nothing between its steps"
 

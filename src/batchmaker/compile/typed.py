@@ -142,6 +142,33 @@ def _function(code: int) -> _Maker:
     return make
 
 
+def _shift(code: int) -> _Maker:
+    """A shift by a constant from 0 to 62."""
+
+    def make(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
+        count: Any = node.args[1]
+        return Typed(code, dtype, node.args) if dtype is torch.int64 and count in range(63) else None
+
+    return make
+
+
+def _power(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
+    """A square, or for floats the root or one over it."""
+    base, exponent = (*node.args, 2)[:2]
+    if exponent == 2 and dtype is not torch.bool:
+        return Typed(steps.MUL, dtype, (base, base))
+    codes: dict[Any, int] = {0.5: steps.SQRT, -0.5: steps.RSQRT}
+    return Typed(codes[exponent], dtype, (base,)) if dtype.is_floating_point and exponent in codes else None
+
+
+def _relu(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
+    return None if dtype is torch.bool else Typed(steps.MAXIMUM, dtype, (node.args[0], 0))
+
+
+def _reciprocal(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
+    return Typed(steps.DIV, dtype, (1, node.args[0])) if dtype.is_floating_point else None
+
+
 def _choice(_: TracedCell, node: fx.Node, dtype: torch.dtype) -> Typed | None:
     return Typed(steps.WHERE, dtype, node.args) if len(node.args) == 3 and not node.kwargs else None
 
@@ -207,6 +234,13 @@ _MAKERS: Final[dict[Any, _Maker]] = {
     _aten.bitwise_or.Tensor: _bitwise(steps.OR),
     _aten.bitwise_xor.Tensor: _bitwise(steps.XOR),
     _aten.bitwise_not.default: _bitwise(steps.NOT),
+    _aten.__and__.Scalar: _bitwise(steps.AND),
+    _aten.__or__.Scalar: _bitwise(steps.OR),
+    _aten.__xor__.Scalar: _bitwise(steps.XOR),
+    _aten.__lshift__.Scalar: _shift(steps.LEFT_SHIFT),
+    _aten.__rshift__.Scalar: _shift(steps.RIGHT_SHIFT),
+    _aten.bitwise_left_shift.Tensor_Scalar: _shift(steps.LEFT_SHIFT),
+    _aten.bitwise_right_shift.Tensor_Scalar: _shift(steps.RIGHT_SHIFT),
     _aten.where.self: _choice,
     _aten.where.ScalarSelf: _choice,
     _aten.where.ScalarOther: _choice,
@@ -216,6 +250,7 @@ _MAKERS: Final[dict[Any, _Maker]] = {
     _aten._to_copy.default: _cast,
     _aten.type_as.default: _cast,
     _aten.expand.default: _cast,
+    _aten.expand_as.default: _cast,
     _aten.clone.default: _cast,
     _aten.zeros_like.default: _same,
     _aten.ones_like.default: _same,
@@ -225,4 +260,16 @@ _MAKERS: Final[dict[Any, _Maker]] = {
     _aten.sqrt.default: _function(steps.SQRT),
     _aten.tanh.default: _function(steps.TANH),
     _aten.sigmoid.default: _function(steps.SIGMOID),
+    _aten.rsqrt.default: _function(steps.RSQRT),
+    _aten.erf.default: _function(steps.ERF),
+    _aten.floor.default: _function(steps.FLOOR),
+    _aten.ceil.default: _function(steps.CEIL),
+    _aten.sin.default: _function(steps.SIN),
+    _aten.cos.default: _function(steps.COS),
+    _aten.log1p.default: _function(steps.LOG1P),
+    _aten.expm1.default: _function(steps.EXPM1),
+    _aten.reciprocal.default: _reciprocal,
+    _aten.square.default: _power,
+    _aten.pow.Tensor_Scalar: _power,
+    _aten.relu.default: _relu,
 }

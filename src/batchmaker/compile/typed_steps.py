@@ -33,8 +33,9 @@ BOOL, INT64, FLOAT32, FLOAT64, OTHER = range(5)
 
 (
     ADD, SUB, MUL, DIV, REMAINDER, FLOOR_DIVIDE, NEGATIVE, ABS, MAXIMUM, MINIMUM, EQ, NE, LT, LE, GT, GE, AND, OR, XOR,
-    NOT, WHERE, AS, EXP, LOG, SQRT, TANH, SIGMOID,
-) = range(27)  # fmt: skip
+    NOT, WHERE, AS, EXP, LOG, SQRT, TANH, SIGMOID, RSQRT, ERF, FLOOR, CEIL, SIN, COS, LOG1P, EXPM1, LEFT_SHIFT,
+    RIGHT_SHIFT,
+) = range(37)  # fmt: skip
 """Operations of a record. WHERE: the first operand is a bool. AS: another dtype. Divisors of integers are not 0."""
 
 CODE, RESULT, AS_KIND, NUM_OPERANDS, FIRST_OPERAND = range(5)
@@ -200,6 +201,22 @@ def work_in_floats(
                 d[j] = math.tanh(x)
             elif code == SIGMOID:
                 d[j] = 1 / (1 + math.exp(-x))
+            elif code == RSQRT:
+                d[j] = 1 / np.sqrt(x)
+            elif code == ERF:
+                d[j] = math.erf(x)
+            elif code == FLOOR:
+                d[j] = np.floor(x)
+            elif code == CEIL:
+                d[j] = np.ceil(x)
+            elif code == SIN:
+                d[j] = np.sin(x)
+            elif code == COS:
+                d[j] = np.cos(x)
+            elif code == LOG1P:
+                d[j] = np.log1p(x)
+            elif code == EXPM1:
+                d[j] = np.expm1(x)
             else:
                 d[j] = remainder(x, b[j])
 
@@ -249,6 +266,10 @@ def work_in_integers(code: int, a: Ints, b: Ints, c: Ints, d: Ints, in_bool: boo
             d[j] = 1 - x if in_bool else ~x
         elif code == WHERE:
             d[j] = y if x else c[j]
+        elif code == LEFT_SHIFT:
+            d[j] = x << y
+        elif code == RIGHT_SHIFT:
+            d[j] = x >> y
         else:
             d[j] = x
 

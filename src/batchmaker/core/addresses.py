@@ -7,22 +7,20 @@ The arena owns the memory, and writes the addresses anew when a table grows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numba import carray as _carray  # type: ignore[attr-defined]
 from numba import types as _types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from batchmaker.arrays import Ints
-from batchmaker.compiled import compiled_inline, compiled_merged, config
+from batchmaker.compiled import compiled_inline, compiled_merged, config, machine_code
 
 carray: Any = _carray
 types: Any = _types
-_made: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic
 
 
 class State(NamedTuple):
@@ -83,17 +81,17 @@ def addresses_of(tables: Sequence[NDArray[Any]]) -> Ints:
     return np.array([[t.ctypes.data, *t.shape, *[0] * (MOST_AXES - t.ndim)] for t in tables], np.int64)
 
 
-@_made
+@machine_code
 def _int64_pointer(_: Any, address: Any) -> Any:
     return types.CPointer(types.int64)(types.int64), _as_pointer
 
 
-@_made
+@machine_code
 def _float64_pointer(_: Any, address: Any) -> Any:
     return types.CPointer(types.float64)(types.int64), _as_pointer
 
 
-@_made
+@machine_code
 def _bool_pointer(_: Any, address: Any) -> Any:
     return types.CPointer(types.boolean)(types.int64), _as_pointer
 

@@ -26,7 +26,7 @@ STATE, SUBGRAPH, REQUEST, PENDING, USES, HELD, ROW, FETCH, FIRST_EDGE, NUM_EDGES
 - FIRST_EDGE, NUM_EDGES: its consumers. Of a free extent, FIRST_EDGE of its first node is the next free one; of a node
   that a sequence keeps (see SequenceStore), the node that had its row before.
 """
-OUTPUTS: Final = number(64)
+OUTPUTS: Final = number(1024)
 """A node with one of its outputs is one number: `node * OUTPUTS + output`."""
 WAITING, READY, SUBMITTED, DONE = range(4)
 """States of a node. It passes through them in this order only."""

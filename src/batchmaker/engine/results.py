@@ -109,10 +109,9 @@ class ResultTable:
 
     def read(self, nodes: Ints) -> Tensor:
         """Return the stored values of these nodes, [count, *shape], in memory of their own."""
-        values = torch.from_numpy(self._rows.take(nodes if self._places is None else self._places[nodes], 0))
-        if self._spec.dtype == "bfloat16":
-            values = values.view(torch.bfloat16)
-        return values.view(len(nodes), *self._spec.shape) if self._spec.shape else values
+        rows = self._rows.take(nodes if self._places is None else self._places[nodes], 0)
+        values = torch.from_numpy(rows.reshape(len(nodes), *self._spec.shape))
+        return values.view(torch.bfloat16) if self._spec.dtype == "bfloat16" else values
 
     def read_each(self, nodes: Ints) -> list[Any]:
         """As `read`, a value for each node: Python numbers or tensors, each with memory of its own."""

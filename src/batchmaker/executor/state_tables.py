@@ -136,10 +136,15 @@ class StateTables:
 def as_array(values: Tensor) -> NDArray[Any]:
     """Return the same memory as an array; of numbers that torch negates when it reads them (`Tensor.is_neg`), a copy.
 
-    bfloat16, which NumPy lacks, becomes int16.
+    bfloat16, which NumPy lacks, becomes int16. No operation of torch, if none is needed: each gives up the interpreter.
     """
-    values = (values.detach() if values.requires_grad else values).resolve_neg()
-    array: NDArray[Any] = (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
+    values = values.detach() if values.requires_grad else values
+    if values.dtype == torch.bfloat16:
+        values = values.resolve_neg().view(torch.int16)
+    try:
+        array: NDArray[Any] = values.numpy()
+    except RuntimeError:
+        array = values.resolve_neg().numpy()
     return array
 
 

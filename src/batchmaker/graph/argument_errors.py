@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batchmaker.errors import InvalidRequestError, ShapeError
-from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.errors import InvalidRequestError, ModelError, ShapeError
+from batchmaker.graph.spec import MAX_FETCHED, CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
 
 
@@ -35,6 +35,15 @@ def never_computed(where: str) -> InvalidRequestError:
         f"{where}: got an output of a run over an empty sequence, which has none; only its state, the last outputs, is "
         "there: that is `init`"
     )
+
+
+def check_may_be_fetched(output: int) -> None:
+    """Raise ModelError for an output that cannot go to the host."""
+    if output >= MAX_FETCHED:
+        raise ModelError(
+            f"output {output} of a cell is returned, yielded or decides, which only the first {MAX_FETCHED} outputs "
+            "can; let forward() return it earlier, or join outputs into one tensor"
+        )
 
 
 def common_length(cell: CellType, arguments: Sequence[SequenceArgument]) -> int:

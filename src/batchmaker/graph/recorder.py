@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from batchmaker.arrays import Ints
 from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError
-from batchmaker.graph.argument_errors import common_length, foreign, input_of, misfit, never_computed
+from batchmaker.graph.argument_errors import (
+    check_may_be_fetched,
+    common_length,
+    foreign,
+    input_of,
+    misfit,
+    never_computed,
+)
 from batchmaker.graph.calls import LAID_OUT, CallNumbers, Calls, DataLayout, host_input
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, MemoryRead, NodeBlock, Run
 from batchmaker.graph.constants import ascending, from_host, nodes_of, of_type
@@ -213,6 +220,7 @@ class Recorder:
         """
         if value.origin is not self:
             raise foreign("the result or a `yield` of unfold")
+        check_may_be_fetched(value.output)
         if isinstance(value, Value):
             if value.is_missing:
                 raise never_computed("the result or a `yield` of unfold")

@@ -7,8 +7,10 @@ from typing import Final, NewType
 
 from batchmaker.errors import ModelError
 
-MAX_OUTPUTS: Final = 62
-"""The limit of outputs of one cell: the set of fetched outputs is stored as bits of one number."""
+MAX_OUTPUTS: Final = 1000
+"""The limit of outputs of one cell."""
+MAX_FETCHED: Final = 62
+"""How many of them, the first ones, can go to the host: the set of those that do is stored as bits of one number."""
 
 GIVEN: Final = -1
 """A memory that the unfold function gives: a sequence of values. See CellType."""

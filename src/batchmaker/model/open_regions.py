@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, final
 
+from batchmaker.graph.argument_errors import check_may_be_fetched
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.regions import (
     NO_SLOT,
@@ -138,6 +139,7 @@ class EndOrigin:
         self.fetched = fetched
 
     def fetch(self, value: Value | ValueSequence) -> None:
+        check_may_be_fetched(value.of.index)
         self.fetched.add(value.of.index)
 
     def pick(self, sequence: ValueSequence, index: Value) -> Value:

@@ -135,7 +135,15 @@ def _changed(structure: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _own_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor; of one whose layout torch cannot copy so, the tensor itself."""
+    """Return a copy of a tensor; of one whose layout torch cannot copy so, the tensor itself.
+
+    NumPy copies what it can: each operation of torch gives up the interpreter, for which a thread that submits requests
+    beside a worker waits anew each time.
+    """
+    try:
+        return torch.from_numpy(np.array(tensor.numpy(), order="C"))
+    except (RuntimeError, TypeError):  # it has a gradient, is not on the CPU, or is of a dtype that NumPy lacks
+        pass
     try:
         return tensor.detach().clone(memory_format=torch.contiguous_format)
     except (RuntimeError, NotImplementedError):

@@ -11,16 +11,14 @@ arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 from numba import config, types
-from numba.extending import intrinsic
 
 from batchmaker.arrays import LINE, Ints
-from batchmaker.compiled import compiled_arithmetic
-from batchmaker.kernels.pointwise import sigmoid, tanh
+from batchmaker.compiled import compiled_arithmetic, machine_code
+from batchmaker.kernels.pointwise import erf, exp, sigmoid, softplus, tanh
 
 ADD: Final = 0
 """a + b. The other codes are described in the same way, as the value written to the first operand of an instruction."""
@@ -44,6 +42,11 @@ WIDEN: Final = 13
 """a, which is bfloat16, as float32."""
 NARROW: Final = 14
 """a, as bfloat16."""
+EXP: Final = 15
+ERF: Final = 16
+SOFTPLUS: Final = 17
+"""log(1 + e^a)"""
+SQRT: Final = 18
 
 BLOCK: Final = 512
 """Columns that are processed together: a dozen registers of so many numbers fit the first-level cache."""
@@ -57,13 +60,7 @@ def is_available() -> bool:
     return not getattr(config, "DISABLE_JIT", False)
 
 
-def _machine_code(write: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a numba function from a function that writes its LLVM instructions."""
-    made: Callable[..., Any] = intrinsic(write)
-    return made
-
-
-@_machine_code
+@machine_code
 def load(_typing: Any, address: Any, index: Any) -> Any:
     """Return float32 number `index` from an address on."""
 
@@ -74,7 +71,7 @@ def load(_typing: Any, address: Any, index: Any) -> Any:
     return types.float32(types.int64, types.int64), write
 
 
-@_machine_code
+@machine_code
 def store(_typing: Any, address: Any, index: Any, value: Any) -> Any:
     """Store a float32 number as number `index` from an address on."""
 
@@ -86,7 +83,7 @@ def store(_typing: Any, address: Any, index: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64, types.float32), write
 
 
-@_machine_code
+@machine_code
 def _load_short(_typing: Any, address: Any, index: Any) -> Any:
     """Return bfloat16 number `index` from an address on, as float32."""
 
@@ -100,7 +97,7 @@ def _load_short(_typing: Any, address: Any, index: Any) -> Any:
     return types.float32(types.int64, types.int64), write
 
 
-@_machine_code
+@machine_code
 def _store_short(_typing: Any, address: Any, index: Any, value: Any) -> Any:
     """Store a float32 number as bfloat16 number `index` from an address on, rounded to nearest even."""
 
@@ -175,6 +172,18 @@ def _work_seldom(code: int, d: int, a: int, b: int, count: int) -> None:
     elif code == NARROW:
         for j in range(count):
             _store_short(d, j, load(a, j))
+    elif code == EXP:
+        for j in range(count):
+            store(d, j, exp(load(a, j)))
+    elif code == ERF:
+        for j in range(count):
+            store(d, j, erf(load(a, j)))
+    elif code == SOFTPLUS:
+        for j in range(count):
+            store(d, j, softplus(load(a, j)))
+    elif code == SQRT:
+        for j in range(count):
+            store(d, j, np.sqrt(load(a, j)))
 
 
 @compiled_arithmetic

@@ -15,6 +15,10 @@ _aten = torch.ops.aten
 _SPLITS = (_aten.split.Tensor, _aten.split_with_sizes.default, _aten.chunk.default)
 
 
+_UNTAGGED = (_aten.hardswish.default, _aten.log_sigmoid.default)
+"""Pointwise operations that torch does not mark as such."""
+
+
 def shape_of(node: fx.Node) -> tuple[Any, ...]:
     """Return the shape of a node's value, () if it is not a tensor. Sizes that depend on the batch are symbols."""
     value = node.meta.get("val")
@@ -43,7 +47,9 @@ def is_linear(cell: TracedCell, node: fx.Node, dimensions: int = 2) -> bool:
 
 def is_pointwise(node: fx.Node) -> bool:
     """Whether each number of the result [n, columns] depends only on the numbers at the same place of the arguments."""
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.pointwise not in node.target.tags and node.target not in _UNTAGGED:
         return False
     if is_view(node):
         return False

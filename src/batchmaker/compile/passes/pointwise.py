@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -179,7 +180,7 @@ class Assembler:
 
     def operation(self, node: fx.Node) -> None:
         """Append a node's operation. Its operands must be known."""
-        operands = [self._operand(argument) for argument in node.args]
+        operands = [self._operand(argument) for argument in node.args if argument is not None]
         self._slots[node] = _WRITERS[node.target](self, operands, node)
 
     def finished(self, results: Sequence[fx.Node]) -> Pass:
@@ -245,6 +246,8 @@ def _join_products(instructions: list[_Instruction], wanted: set[_Slot]) -> None
 
 def can_be_assembled(node: fx.Node) -> bool:
     """Whether there is a program for the node's operation with these options."""
+    if node.target in _WITH_OPTIONS:
+        return _WITH_OPTIONS[node.target](node)
     if node.target not in _WRITERS or not all(isinstance(a, fx.Node | int | float) for a in node.args):
         return False
     return all(key in ("alpha", "value") and isinstance(value, int | float) for key, value in node.kwargs.items())
@@ -285,9 +288,121 @@ def _negative(assembler: Assembler, operands: Sequence[_Slot], _: fx.Node) -> _S
     return assembler.write(machine.MUL, operands[0], assembler.number(-1))
 
 
-def _silu(assembler: Assembler, operands: Sequence[_Slot], _: fx.Node) -> _Slot:
-    return assembler.write(machine.MUL, operands[0], assembler.write(machine.SIGMOID, operands[0]))
+def _over_one_and_exp(assembler: Assembler, x: _Slot, exponent: _Slot) -> _Slot:
+    """x / (1 + e^exponent). With a sigmoid, whose error is absolute, a large x would not become 0."""
+    under = assembler.write(machine.ADD, assembler.write(machine.EXP, exponent), assembler.number(1))
+    return assembler.write(machine.DIV, x, under)
 
+
+def _silu(assembler: Assembler, operands: Sequence[_Slot], node: fx.Node) -> _Slot:
+    return _over_one_and_exp(assembler, operands[0], _negative(assembler, operands, node))
+
+
+def _squared(assembler: Assembler, operands: Sequence[_Slot], _: fx.Node) -> _Slot:
+    return assembler.write(machine.MUL, operands[0], operands[0])
+
+
+def _reciprocal(assembler: Assembler, operands: Sequence[_Slot], _: fx.Node) -> _Slot:
+    return assembler.write(machine.DIV, assembler.number(1), operands[0])
+
+
+def _inverse_root(assembler: Assembler, operands: Sequence[_Slot], node: fx.Node) -> _Slot:
+    return _reciprocal(assembler, [assembler.write(machine.SQRT, operands[0])], node)
+
+
+def _power(assembler: Assembler, operands: Sequence[_Slot], node: fx.Node) -> _Slot:
+    return _POWERS[float(node.args[1])](assembler, operands[:1], node)  # type: ignore[arg-type]
+
+
+def _gelu(assembler: Assembler, operands: Sequence[_Slot], node: fx.Node) -> _Slot:
+    """x/2 (1 + erf(x / sqrt 2)), or x / (1 + e^-2y) with y = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    (x,), number, write = operands[:1], assembler.number, assembler.write
+    if node.kwargs.get("approximate", "none") == "none":
+        half, scaled = write(machine.MUL, x, number(0.5)), write(machine.MUL, x, number(math.sqrt(0.5)))
+        return write(machine.MULTIPLY_ADD, half, half, write(machine.ERF, scaled))
+    scaled = write(machine.MUL, x, number(-2 * math.sqrt(2 / math.pi)))
+    cubed = write(machine.MUL, scaled, write(machine.MUL, write(machine.MUL, x, x), number(0.044715)))
+    return _over_one_and_exp(assembler, x, write(machine.ADD, scaled, cubed))
+
+
+def _bounds(node: fx.Node) -> tuple[Any, Any]:
+    """Return the least and the greatest value of a clamp; None for no bound."""
+    low, high = (*node.args[1:], None, None)[:2]
+    if node.target is _aten.relu6.default:
+        return 0, 6
+    if node.target is _aten.hardtanh.default:
+        low, high = -1 if low is None else low, 1 if high is None else high
+        return low, high
+    return node.kwargs.get("min", low), node.kwargs.get("max", high)
+
+
+def _clamp(assembler: Assembler, operands: Sequence[_Slot], node: fx.Node) -> _Slot:
+    low, high = _bounds(node)
+    made = operands[0]
+    if low is not None:
+        made = assembler.write(machine.MAXIMUM, made, assembler.number(low))
+    return made if high is None else assembler.write(machine.MINIMUM, made, assembler.number(high))
+
+
+def _hard_sigmoid(assembler: Assembler, operands: Sequence[_Slot], _: fx.Node) -> _Slot:
+    """x + 3 between 0 and 6, over 6."""
+    number, write = assembler.number, assembler.write
+    raised = write(machine.MAXIMUM, write(machine.ADD, operands[0], number(3)), number(0))
+    return write(machine.DIV, write(machine.MINIMUM, raised, number(6)), number(6))
+
+
+def _hard_swish(assembler: Assembler, operands: Sequence[_Slot], node: fx.Node) -> _Slot:
+    return assembler.write(machine.MUL, operands[0], _hard_sigmoid(assembler, operands, node))
+
+
+def _leaky(assembler: Assembler, operands: Sequence[_Slot], node: fx.Node) -> _Slot:
+    x, slope = operands[0], float((*node.args, 0.01)[1])  # type: ignore[arg-type]
+    zero = assembler.number(0)
+    above, below = assembler.write(machine.MAXIMUM, x, zero), assembler.write(machine.MINIMUM, x, zero)
+    return assembler.write(machine.MULTIPLY_ADD, above, below, assembler.number(slope))
+
+
+def _softplus(assembler: Assembler, operands: Sequence[_Slot], _: fx.Node) -> _Slot:
+    return assembler.write(machine.SOFTPLUS, operands[0])
+
+
+def _log_sigmoid(assembler: Assembler, operands: Sequence[_Slot], node: fx.Node) -> _Slot:
+    """-log(1 + e^-x)"""
+    return _negative(assembler, [_softplus(assembler, [_negative(assembler, operands, node)], node)], node)
+
+
+def _mish(assembler: Assembler, operands: Sequence[_Slot], node: fx.Node) -> _Slot:
+    raised = assembler.write(machine.TANH, _softplus(assembler, operands, node))
+    return assembler.write(machine.MUL, operands[0], raised)
+
+
+_POWERS: Final[dict[float, Writer]] = {
+    2.0: _squared,
+    0.5: _plain(machine.SQRT),
+    -0.5: _inverse_root,
+    -1.0: _reciprocal,
+}
+
+
+def _are_numbers(values: Sequence[Any], *, or_none: bool = False) -> bool:
+    return all(type(value) in (int, float) or (or_none and value is None) for value in values)
+
+
+def _can_clamp(node: fx.Node) -> bool:
+    bounds = _bounds(node)
+    return _are_numbers(bounds, or_none=True) and bounds != (None, None) and node.kwargs.keys() <= {"min", "max"}
+
+
+_WITH_OPTIONS: Final[dict[Any, Callable[[fx.Node], bool]]] = {
+    _aten.pow.Tensor_Scalar: lambda node: node.args[1] in _POWERS and not node.kwargs,
+    _aten.gelu.default: lambda node: len(node.args) == 1 and node.kwargs.keys() <= {"approximate"},
+    _aten.softplus.default: lambda node: node.args[1:] in ((), (1,), (1, 20)) and not node.kwargs,
+    _aten.leaky_relu.default: lambda node: _are_numbers(node.args[1:]) and not node.kwargs,
+    **dict.fromkeys(
+        (_aten.clamp.default, _aten.clamp_min.default, _aten.hardtanh.default, _aten.relu6.default), _can_clamp
+    ),
+}
+"""Operations with other options than operands, and whether there is a program for those of a node."""
 
 _WRITERS: Final[dict[Any, Writer]] = {
     _aten.add.Tensor: _sum(machine.ADD),
@@ -306,4 +421,22 @@ _WRITERS: Final[dict[Any, Writer]] = {
     _aten.maximum.default: _plain(machine.MAXIMUM),
     _aten.minimum.default: _plain(machine.MINIMUM),
     _aten.silu.default: _silu,
+    _aten.exp.default: _plain(machine.EXP),
+    _aten.erf.default: _plain(machine.ERF),
+    _aten.sqrt.default: _plain(machine.SQRT),
+    _aten.square.default: _squared,
+    _aten.reciprocal.default: _reciprocal,
+    _aten.rsqrt.default: _inverse_root,
+    _aten.pow.Tensor_Scalar: _power,
+    _aten.gelu.default: _gelu,
+    _aten.clamp.default: _clamp,
+    _aten.clamp_min.default: _clamp,
+    _aten.hardtanh.default: _clamp,
+    _aten.relu6.default: _clamp,
+    _aten.hardsigmoid.default: _hard_sigmoid,
+    _aten.hardswish.default: _hard_swish,
+    _aten.leaky_relu.default: _leaky,
+    _aten.softplus.default: _softplus,
+    _aten.log_sigmoid.default: _log_sigmoid,
+    _aten.mish.default: _mish,
 }

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils as _cgutils
-from numba.extending import intrinsic
+
+from batchmaker.compiled import machine_code
 
 cgutils: Any = _cgutils
-_made: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic
 _INT, _FLOAT = ir.IntType(32), ir.FloatType()
 _ROW_MAJOR, _PLAIN, _TRANSPOSED, _PACKED = 101, 111, 112, 151  # of cblas.h and mkl_cblas.h
 
 
-@_made
+@machine_code
 def widened(_: Any, value: Any) -> Any:
     """Return a float32 unchanged, an int16 as the float32 whose upper half it is."""
 
@@ -28,7 +27,7 @@ def widened(_: Any, value: Any) -> Any:
     return types.float32(value), build
 
 
-@_made
+@machine_code
 def rounded(_: Any, value: Any, like: Any) -> Any:
     """Return a float32 unchanged; if `like` is an int16, return the bits of the nearest bfloat16 (ties to even)."""
 
@@ -45,7 +44,7 @@ def rounded(_: Any, value: Any, like: Any) -> Any:
     return like(types.float32, like), build
 
 
-@_made
+@machine_code
 def int64_at(_: Any, address: Any, index: Any) -> Any:
     """Return element `index` of the int64 array that begins at an address."""
 
@@ -56,7 +55,7 @@ def int64_at(_: Any, address: Any, index: Any) -> Any:
     return types.int64(types.int64, types.int64), build
 
 
-@_made
+@machine_code
 def write_int64(_: Any, address: Any, index: Any, value: Any) -> Any:
     """Write element `index` of the int64 array that begins at an address."""
 
@@ -67,7 +66,7 @@ def write_int64(_: Any, address: Any, index: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), build
 
 
-@_made
+@machine_code
 def float64_at(_: Any, address: Any, index: Any) -> Any:
     """Return element `index` of the float64 array that begins at an address."""
 
@@ -78,7 +77,7 @@ def float64_at(_: Any, address: Any, index: Any) -> Any:
     return types.float64(types.int64, types.int64), build
 
 
-@_made
+@machine_code
 def write_float64(_: Any, address: Any, index: Any, value: Any) -> Any:
     """Write element `index` of the float64 array that begins at an address."""
 
@@ -89,7 +88,7 @@ def write_float64(_: Any, address: Any, index: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64, types.float64), build
 
 
-@_made
+@machine_code
 def byte_at(_: Any, address: Any, index: Any) -> Any:
     """Return a byte, `index` bytes after an address, as a number from 0 to 255."""
 
@@ -100,7 +99,7 @@ def byte_at(_: Any, address: Any, index: Any) -> Any:
     return types.int64(types.int64, types.int64), build
 
 
-@_made
+@machine_code
 def write_byte(_: Any, address: Any, index: Any, value: Any) -> Any:
     """Write the lowest byte of a number, `index` bytes after an address."""
 
@@ -111,7 +110,7 @@ def write_byte(_: Any, address: Any, index: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), build
 
 
-@_made
+@machine_code
 def copy_bytes(_: Any, target: Any, source: Any, count: Any) -> Any:
     """Copy bytes from one address to another; the two do not overlap."""
 
@@ -123,7 +122,7 @@ def copy_bytes(_: Any, target: Any, source: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), build
 
 
-@_made
+@machine_code
 def zero_bytes(_: Any, target: Any, count: Any) -> Any:
     """Set bytes from an address on to zero."""
 
@@ -134,7 +133,7 @@ def zero_bytes(_: Any, target: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64), build
 
 
-@_made
+@machine_code
 def call_sgemm_compute(
     _: Any, function: Any, rows: Any, width: Any, depth: Any, a: Any, stride: Any, packed: Any, c: Any
 ) -> Any:
@@ -156,7 +155,7 @@ def call_sgemm_compute(
     return types.void(*[types.int64] * 8), build
 
 
-@_made
+@machine_code
 def call_brgemm(
     _: Any, function: Any, rows: Any, width: Any, depth: Any, a: Any, stride: Any, b: Any, c: Any, apart: Any
 ) -> Any:
@@ -177,7 +176,7 @@ def call_brgemm(
     return types.void(*[types.int64] * 9), build
 
 
-@_made
+@machine_code
 def call_gemm_bf16(_: Any, function: Any, rows: Any, width: Any, depth: Any, a: Any, b: Any, c: Any) -> Any:
     """Call MKL's cblas_gemm_bf16bf16f32: c = a @ b.T in float32, for bfloat16 [rows, depth] and [width, depth]."""
 
@@ -195,7 +194,7 @@ def call_gemm_bf16(_: Any, function: Any, rows: Any, width: Any, depth: Any, a: 
     return types.void(*[types.int64] * 7), build
 
 
-@_made
+@machine_code
 def call_with_number(_: Any, function: Any, number: Any) -> Any:
     """Call a C function that takes and returns an int."""
 

@@ -16,10 +16,10 @@ from numba import types
 from numba.core import cgutils as _cgutils
 from numba.extending import intrinsic
 
+from batchmaker.compiled import machine_code
 from batchmaker.kernels import pointwise
 
 cgutils: Any = _cgutils
-_made: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic
 _made_for_constants: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic(prefer_literal=True)
 _FEATURES: Final = dict(llvm.get_host_cpu_features())
 _WIDE: Final = bool(_FEATURES.get("avx512f"))
@@ -146,7 +146,7 @@ def _weights(builder: Any, weights: Any, k: Any, vectors: int, single: bool) -> 
     ]
 
 
-@_made
+@machine_code
 def finish_lstm_tile(_: Any, t: Any, px: Any, stride: Any, h: Any, c: Any, like: Any) -> Any:
     """Products (i, f, o, 2g) of LANES units of a row at t, and projected inputs -> h and c, by address.
 
@@ -169,7 +169,7 @@ def finish_lstm_tile(_: Any, t: Any, px: Any, stride: Any, h: Any, c: Any, like:
     return types.void(*[types.int64] * 5, like), build
 
 
-@_made
+@machine_code
 def finish_gru_tile(_: Any, t: Any, px: Any, stride: Any, h: Any, bias: Any, before: Any, like: Any) -> Any:
     """Products (r, z, 2n) of LANES units of a row at t, their bias, projected inputs and h before -> h, by address.
 
@@ -190,7 +190,7 @@ def finish_gru_tile(_: Any, t: Any, px: Any, stride: Any, h: Any, bias: Any, bef
     return types.void(*[types.int64] * 6, like), build
 
 
-@_made
+@machine_code
 def finish_rnn_tile(_: Any, relu: Any, t: Any, px: Any, h: Any, like: Any) -> Any:
     """Products of LANES units of a row at t and projected inputs, doubled for tanh -> h, by address."""
 
