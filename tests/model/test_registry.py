@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.compile.declaration import Declared
+from batchmaker.core.layout import OUTPUTS
 from batchmaker.errors import ModelError, ShapeError
-from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.graph.spec import MAX_OUTPUTS, CellType, ValueSpec
 from batchmaker.lab import zoo
 from batchmaker.model.registry import CellRegistry
 
@@ -248,6 +249,36 @@ def test_a_state_may_have_more_parts_than_a_caller_can_ask_for(parts: int) -> No
     with bm.Engine(Ring(parts)) as engine:
         found = engine.map([1, 5, 70], progress=False)
     assert [float(value[0]) for value in found] == [float(steps % parts) for steps in (1, 5, 70)]
+
+
+class CountedRing(bm.Model):
+    """As Ring, but a value that is computed decides how often the parts move on."""
+
+    def __init__(self, parts: int) -> None:
+        self.move, self.parts = bm.Cell(Counted(), max_batch=4), parts
+
+    def unfold(self, steps):
+        first = self.move(steps, *[torch.zeros(2) + i for i in range(self.parts)])
+        last = bm.while_loop(lambda s: s[1], lambda s: self.move(s[0], *s[2:]), first, max_steps=100)
+        return last[2], self.move(last[0], *last[2:])[2]
+
+
+class Counted(nn.Module):
+    def forward(self, count, *state):
+        return count - 1, count > 1, *state[1:], state[0]
+
+
+@pytest.mark.parametrize("parts", [60, 70, 200])
+def test_so_may_a_state_whose_loop_a_value_ends(parts: int) -> None:
+    with bm.Engine(CountedRing(parts)) as engine:
+        found = engine.map([1, 5, 70], progress=False)
+    assert [[float(value[0]) for value in pair] for pair in found] == [
+        [float(steps % parts), float((steps + 1) % parts)] for steps in (1, 5, 70)
+    ]
+
+
+def test_a_node_with_any_of_its_outputs_is_one_number() -> None:
+    assert MAX_OUTPUTS <= OUTPUTS
 
 
 @pytest.mark.parametrize("returned", [62, 69])
