@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -73,7 +75,7 @@ def mixes(draw: Any) -> dict[str, Any]:
         "workers": draw(st.sampled_from([1, 2])),
         "policy": draw(st.sampled_from(["cellular", "cellular:max_steps=1", "lazy", "agenda"])),
         "looks_on": draw(st.booleans()),
-        "seed": draw(st.randoms(use_true_random=False)),
+        "seed": draw(st.integers(0, 1000)),
     }
 
 
@@ -93,13 +95,14 @@ def test_in_any_mix_every_good_request_is_answered_and_every_bad_one_fails(mix: 
     model = WaitingSums() if mix["waits"] else Sums()
     engine = bm.Engine(model, mix["policy"], workers=mix["workers"], threads=1)
     settled: list[int] = []
+    chance = random.Random(mix["seed"])
 
     def look_on(*_: Any) -> None:
-        raise mix["seed"].choice(KINDS)
+        raise chance.choice(KINDS)
 
     def note(ticket: Any, error: BaseException | None) -> None:
         settled.append(ticket.request_id)
-        raise mix["seed"].choice(KINDS)
+        raise chance.choice(KINDS)
 
     engine.on_settled = note
     if mix["looks_on"]:
@@ -111,7 +114,9 @@ def test_in_any_mix_every_good_request_is_answered_and_every_bad_one_fails(mix: 
             if ask.place is not None and ask.place not in places_of(model):
                 continue
             future = engine.submit(ask, priority=priority)
-            future.add_done_callback(look_on) if mix["looks_on"] else None
+            if mix["looks_on"]:
+                with suppress(*KINDS):  # an answer that is there calls it at once, in this thread
+                    future.add_done_callback(look_on)
             asked.append((ask, future, cancels and future.cancel()))
     for ask, future, cancelled in asked:
         if cancelled:
