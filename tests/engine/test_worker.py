@@ -21,6 +21,7 @@ class Taking:
     wants_requests = True
     has_live_streams = False
     begin_together: int | None = None
+    tasks: tuple[str, ...] = ()
     num_in_flight = 0
 
     def __init__(self, clock: VirtualClock, each_s: float) -> None:
@@ -114,3 +115,45 @@ def test_requests_that_begin_together_wait_until_those_in_flight_are_done_but_fo
     driver.wants_requests = True  # nothing is in flight
     turn(worker)
     assert driver.taken == [0, FEWEST_ARRIVALS, 512]
+
+
+def test_those_in_flight_compute_as_long_as_others_began_before_the_next_begin() -> None:
+    driver = Taking(VirtualClock(), 1e-3)
+    worker = worker_of(driver)
+    worker.send(tickets(3))
+    turn(worker)
+    driver.tasks = ("a task",)
+    worker.send(tickets(2, first=3))
+    turn(worker)
+    assert driver.taken == [3, 0]
+    driver.clock.advance(2.9e-3)
+    turn(worker)
+    assert driver.taken == [3, 0, 0]
+    driver.clock.advance(0.2e-3)
+    turn(worker)
+    assert driver.taken == [3, 0, 0, 2]
+
+
+@pytest.mark.parametrize("urgent", [{"deadline_s": 1.0}, {"priority": 1}, {}])
+def test_urgent_ones_begin_at_once_and_so_do_all_where_nothing_is_computed(urgent: dict[str, Any]) -> None:
+    driver = Taking(VirtualClock(), 1e-3)
+    worker = worker_of(driver)
+    worker.send(tickets(3))
+    turn(worker)
+    driver.tasks = ("a task",) if urgent else ()
+    worker.send(tickets(1, first=3, **urgent))
+    turn(worker)
+    assert driver.taken == [3, 1]
+
+
+def test_a_beginning_that_took_long_holds_the_next_back_for_20_ms_at_most() -> None:
+    driver = Taking(VirtualClock(), 1.0)
+    worker = worker_of(driver)
+    worker.send(tickets(2))
+    turn(worker)
+    driver.tasks = ("a task",)
+    worker.send(tickets(1, first=2))
+    turn(worker)
+    driver.clock.advance(SOON_S + 1e-4)
+    turn(worker)
+    assert driver.taken == [2, 0, 1]

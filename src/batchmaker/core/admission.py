@@ -197,10 +197,10 @@ class GraphAdmission:
         arena, count = self._arena, len(graphs)
         result = Admitted(np.zeros((EXTENT_FIELDS, count), np.int64))
         sizes = np.array([graph.num_nodes for graph in graphs], np.int64)
-        if arena.fit(NODES, sizes) and self._plan_rows:
-            result.reserves.append(Reserve(self._tables.all_host(), arena.node_capacity))
+        capacity, at = arena.node_capacity, 0
         bases, of = arena.allocate(NODES, sizes), np.array(slots, np.int64)
-        at = 0
+        if arena.node_capacity > capacity and self._plan_rows:
+            result.reserves.append(Reserve(self._tables.all_host(), arena.node_capacity))
         while at < count:
             begin = at
             forms = self._copies.forms_from(graphs, of, begin)
@@ -231,11 +231,9 @@ class GraphAdmission:
                 )
             if remember and len(result.waiting_sources) == num_waiting:
                 self._copies.remember(graphs[begin], extents[0], result.host_tables[-1], arena.is_host, before[0])
-        ones = np.ones(count, np.int64)
-        arena.fit(EXTENTS, ones)
         enter_extents(
             result.extents,
-            arena.allocate(EXTENTS, ones),
+            arena.allocate(EXTENTS, np.ones(count, np.int64)),
             of,
             arena.extents,
             arena.requests,
@@ -332,8 +330,8 @@ class GraphAdmission:
                     arena.source_table,
                 )
             )
-            for type_id, port in np.argwhere(fed).tolist():
-                self._note_value_port(type_id, port)
+            if self._plan_rows:
+                arena.note_ports(fed)
 
     def _note_value_port(self, type_id: int, port: int) -> None:
         if self._plan_rows:
@@ -412,7 +410,6 @@ class GraphAdmission:
             edges, nodes, lengths, arena.place, arena.nodes, arena.subgraphs, self._own_type_follows
         )
         result.waiting_sources += zip(*waiting.tolist(), strict=True)
-        arena.fit(EDGES, per_graph)
         firsts = arena.allocate(EDGES, per_graph)
         for extent, first, num_edges in zip(extents, firsts.tolist(), per_graph.tolist(), strict=True):
             extent.first_edge, extent.num_edges = first, num_edges

@@ -138,7 +138,7 @@ class Arena:
         self.extents = records(EXTENT_FIELDS, s)
         self.types: Ints = np.zeros((TYPE_FIELDS, 0), np.int64)
         self.ports: Ints = np.zeros((0, 1), np.int64)
-        self._fed = set[tuple[int, int]]()  # types and ports that `ports` has
+        self._fed: NDArray[np.bool_] = np.zeros((0, 1), np.bool_)  # types and ports that `ports` has
         self.seconds: NDArray[np.float64] = np.zeros((0, 2))
         self.known_s: NDArray[np.float64] = np.zeros((0, 1))
         self.queue: Ints = np.zeros((QUEUE_FIELDS, n), np.int64)
@@ -200,12 +200,10 @@ class Arena:
         """Return one past the highest number after `allocate(kind, wanted)`."""
         return extents.top_of_kind(self.tables, kind, wanted)
 
-    def fit(self, kind: int, wanted: Ints) -> bool:
-        """Make room for `allocate(kind, wanted)`; return whether the tables have grown."""
-        capacity = self._capacity(kind)
-        if self.counts[kind] + 2 * wanted.sum() <= capacity:  # a size class is at most a quarter larger
-            return False
-        return self.make_room(kind, self.top_after(kind, wanted))
+    def fit(self, kind: int, wanted: Ints) -> None:
+        """Make room for `allocate(kind, wanted)`."""
+        if self.counts[kind] + 2 * wanted.sum() > self._capacity(kind):  # a size class is at most a quarter larger
+            self.make_room(kind, self.top_after(kind, wanted))
 
     def make_room(self, kind: int, top: int) -> bool:
         """Have room for numbers below `top`; return whether the tables have grown."""
@@ -226,8 +224,12 @@ class Arena:
         return True
 
     def allocate(self, kind: int, wanted: Ints) -> Ints:
-        """Return the first of so many consecutive numbers, for each of `wanted`. There must be room: see `fit`."""
-        return extents.allocate_each(self.tables, kind, wanted)
+        """Return the first of so many consecutive numbers, for each of `wanted`. The tables may grow."""
+        firsts = extents.allocate_each(self.tables, kind, wanted)
+        if len(firsts) < len(wanted):
+            self.make_room(kind, self.top_after(kind, wanted))
+            firsts = extents.allocate_each(self.tables, kind, wanted)
+        return firsts
 
     def release(self, kind: int, firsts: Ints, counts: Ints) -> None:
         """Give back what `allocate` has returned as `firsts` for `counts`."""
@@ -280,16 +282,26 @@ class Arena:
         seconds[:number, : self.seconds.shape[1]] = self.seconds
         known_s = np.full((number + 1, (seconds.shape[1] - 1).bit_length()), np.nan)
         known_s[:number, : self.known_s.shape[1]] = self.known_s
+        fed = np.zeros(ports.shape, np.bool_)
+        fed[:number, : self._fed.shape[1]] = self._fed
+        self._fed = fed
         self.ports, self.lane_tables, self.seconds, self.known_s = ports, tables, seconds, known_s
         self.lanes = np.concatenate((self.lanes, np.zeros((LANE_FIELDS, num_workers, 1), np.int64)), axis=2)
 
+    def note_ports(self, fed: NDArray[np.bool_]) -> None:
+        """Note that some node feeds these inputs. fed: [types, ports], or fewer ports."""
+        known = self._fed[: fed.shape[0], : fed.shape[1]]
+        for type_id in np.flatnonzero((fed > known).any(axis=1)).tolist():
+            known[type_id] |= fed[type_id]
+            ports = np.flatnonzero(self._fed[type_id])
+            self.ports[type_id, : len(ports)], self.types[NUM_PORTS, type_id] = ports, len(ports)
+
     def note_port(self, type_id: int, port: int) -> None:
         """Note that some node feeds this input."""
-        if (type_id, port) not in self._fed:
-            self._fed.add((type_id, port))
-            count = int(self.types[NUM_PORTS, type_id])
-            self.ports[type_id, : count + 1] = np.sort(np.append(self.ports[type_id, :count], port))
-            self.types[NUM_PORTS, type_id] += 1
+        if not self._fed[type_id, port]:
+            fed = np.zeros_like(self._fed)
+            fed[type_id, port] = True
+            self.note_ports(fed)
 
     def add_pool(self, tables: Sequence[int]) -> int:
         """Add a pool without rows; return its number."""

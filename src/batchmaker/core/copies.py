@@ -335,7 +335,6 @@ class GraphCopies:
             (SUBGRAPHS, FIRST_SUBGRAPH, NUM_SUBGRAPHS),
             (EDGES, EXTENT_FIRST_EDGE, EXTENT_NUM_EDGES),
         ):
-            arena.fit(kind, columns[count])
             columns[first] = arena.allocate(kind, columns[count])
         columns[BASE] = bases
         where = np.stack((numbers, slots, bases, columns[FIRST_SUBGRAPH], columns[EXTENT_FIRST_EDGE]))

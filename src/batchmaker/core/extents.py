@@ -78,10 +78,31 @@ def allocate(free: Ints, counts: Ints, kind: int, links: Ints, count: int) -> in
 
 
 @compiled
+def top_after(free: Ints, counts: Ints, kind: int, links: Ints, wanted: Ints) -> int:
+    """Return one past the highest number after `allocate` of each of these counts, in order. Changes nothing."""
+    following = np.empty(free.shape[1], np.int64)
+    for which in range(len(following)):
+        following[which] = free[kind, which]
+    top = counts[kind]
+    for i in range(len(wanted)):
+        size, which = size_class(wanted[i])
+        if wanted[i] > 0 and following[which] != NOWHERE:
+            following[which] = links[following[which]]
+        else:
+            top += size
+    return int(top)
+
+
+@compiled
 def allocate_each(addresses: Ints, kind: int, wanted: Ints) -> Ints:
-    """Return the result of `allocate` for each of these counts, in order."""
-    state, firsts = state_at(addresses), np.empty(len(wanted), np.int64)
-    links = _links_of(state, kind)
+    """Return the result of `allocate` for each of these counts, in order; none, with nothing changed, without room."""
+    state = state_at(addresses)
+    links, most = _links_of(state, kind), state.counts[kind]
+    for count in wanted:
+        most += 2 * count  # a size class is at most a quarter larger
+    if most > len(links) and top_after(state.free, state.counts, kind, links, wanted) > len(links):
+        return np.empty(0, np.int64)
+    firsts = np.empty(len(wanted), np.int64)
     for i in range(len(wanted)):
         firsts[i] = allocate(state.free, state.counts, kind, links, wanted[i])
     return firsts
@@ -104,22 +125,6 @@ def release_each(addresses: Ints, kind: int, firsts: Ints, sizes: Ints) -> None:
     links = _links_of(state, kind)
     for i in range(len(firsts)):
         release(state.free, state.counts, kind, links, firsts[i], sizes[i])
-
-
-@compiled
-def top_after(free: Ints, counts: Ints, kind: int, links: Ints, wanted: Ints) -> int:
-    """Return one past the highest number after `allocate` of each of these counts, in order. Changes nothing."""
-    following = np.empty(free.shape[1], np.int64)
-    for which in range(len(following)):
-        following[which] = free[kind, which]
-    top = counts[kind]
-    for i in range(len(wanted)):
-        size, which = size_class(wanted[i])
-        if wanted[i] > 0 and following[which] != NOWHERE:
-            following[which] = links[following[which]]
-        else:
-            top += size
-    return int(top)
 
 
 @compiled

@@ -93,7 +93,6 @@ class SubgraphNumbers:
                 count += 1 if together else size
             num_subgraphs.append(count)
         numbers = np.array(num_subgraphs)
-        arena.fit(SUBGRAPHS, numbers)
         firsts = arena.allocate(SUBGRAPHS, numbers).tolist()
         extents = [
             Extent(graph.first, base, graph.num_nodes, first, count)

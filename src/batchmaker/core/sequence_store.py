@@ -189,14 +189,12 @@ class SequenceStore:
         Returns the stored nodes, and whether the arena has grown. At least one.
         """
         arena, count = self._arena, len(types)
-        counts = np.array([count])
-        grown = arena.fit(NODES, counts)
-        arena.fit(SUBGRAPHS, counts)
+        counts, capacity = np.array([count]), arena.node_capacity
         base, first = int(arena.allocate(NODES, counts)[0]), int(arena.allocate(SUBGRAPHS, counts)[0])
         stored = StoredNodes(base, first, count)
         settle(arena.nodes, arena.subgraphs, base, first, np.array(types, np.int64), np.array(rows, np.int64))
         self._latest[sequence] = self.in_use[base] = stored
-        return stored, grown
+        return stored, arena.node_capacity > capacity
 
     def nodes_of(self, sequence: SequenceId) -> Ints:
         """Return the nodes that a sequence keeps, of which no request is in flight."""

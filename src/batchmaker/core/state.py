@@ -179,7 +179,6 @@ class SchedulerState:
         arena, ids = self.arena, [event.request for event in events]
         self.check_new(ids)
         ones = np.ones(len(ids), np.int64)
-        arena.fit(SLOTS, ones)
         slots: list[int] = arena.allocate(SLOTS, ones).tolist()
         fresh = np.zeros((len(arena.requests), len(ids)), np.int64)
         fresh[ID], fresh[OPEN] = ids, [event.open for event in events]

@@ -104,7 +104,7 @@ class CellDriver:
         self.sequences = sequences
         sequences.on_decided = scheduler.decide
         self._in_flight: dict[RequestId, InFlight] = {}
-        self._tasks: dict[TaskId, RunTask] = {}
+        self.tasks: dict[TaskId, RunTask] = {}  # see Driver
         self._brought = Results()
         self._arrivals = Arrivals(registry.types, max_nodes, executor.write, proven)
         self.bulks = Bulks(self._arrivals, self._brought)
@@ -257,7 +257,7 @@ class CellDriver:
             self.sequences.expire(now_s)
         if self.sequences.has_news:
             events += self._following()
-        if events or self._in_flight or self.bulks.members or self._tasks:
+        if events or self._in_flight or self.bulks.members or self.tasks:
             self._handle(events or [TimePassed(now_s)])
         if self.on_device is not None:
             self.on_device.turn()
@@ -318,7 +318,7 @@ class CellDriver:
 
     def _run(self, task: RunTask, woken: list[InFlight]) -> None:
         self.stats.tasks += 1
-        self._tasks[task.task] = task
+        self.tasks[task.task] = task
         if self._unwritten:
             self._fill(woken)
         self._executor.submit(task)
@@ -385,7 +385,7 @@ class CellDriver:
     def _may_run_alone(self, tickets: Sequence[Ticket]) -> bool:
         """Whether requests may run one after another: nothing is in flight, they are few, and no event is recorded."""
         runs = self._lone
-        is_idle = runs is not None and runs.is_on and not (self._in_flight or self.bulks.members or self._tasks)
+        is_idle = runs is not None and runs.is_on and not (self._in_flight or self.bulks.members or self.tasks)
         num_requests = 0
         for ticket in tickets:
             num_requests += ticket.num_requests
@@ -580,7 +580,7 @@ class CellDriver:
 
     def withdraw(self, most: int) -> list[Ticket]:
         """See Driver.withdraw. Only requests with templates, which need not be unfolded again; those that came last."""
-        running = {owner for task in self._tasks.values() for owner in self._scheduler.owners(task.nodes)}
+        running = {owner for task in self.tasks.values() for owner in self._scheduler.owners(task.nodes)}
         spare = [
             request
             for request_id, request in reversed(self._in_flight.items())
@@ -619,9 +619,9 @@ class CellDriver:
         self, result: StepsResult, now_s: float, touched: dict[RequestId, InFlight], events: list[Event]
     ) -> None:
         """Store the values that steps brought to the host, and make the scheduler's event of these steps."""
-        task = self._tasks[result.task]
+        task = self.tasks[result.task]
         if result.end == len(task.ends):
-            del self._tasks[result.task]
+            del self.tasks[result.task]
         cell = self._registry.types[task.type_id]
         begin, end = int(task.ends[result.first - 1]) if result.first else 0, int(task.ends[result.end - 1])
         slots = self._scheduler.slots(task.nodes[begin:end])

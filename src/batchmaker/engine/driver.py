@@ -5,7 +5,7 @@ CellDriver does cellular batching. GraphDriver of the lab does graph batching of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Protocol
 
 from batchmaker.compile.run_form import RunForm
@@ -51,6 +51,10 @@ class Driver(Protocol):
 
     def next_wakeup_s(self) -> float | None:
         """Engine time at which `advance` must be called even if nothing finishes; None if there is none."""
+
+    @property
+    def tasks(self) -> Sized:
+        """What the workers compute, or will."""
 
     @property
     def wants_requests(self) -> bool:

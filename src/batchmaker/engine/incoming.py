@@ -33,7 +33,10 @@ class Incoming:
     """An inbox for all threads, and a backlog of requests, which belongs to the engine's thread.
 
     aged_every: see WaitingLine. inbox: requests that come together, and functions to call; not taken yet. held: kept
-    until the next `put_held`. num_waiting: requests in the backlog. bulks_came: whether a bulk ticket has ever come.
+    until the next `put_held`. num_waiting, num_chunks: requests in the backlog, and chunks of sequences among them.
+    urgent: others that begin at once. next_begin_s: engine time at which the next others begin, since those in flight
+    wait meanwhile: they have computed then for as long as the last beginning took. bulks_came: whether a bulk ticket
+    has ever come.
 
     Any thread may put into the inbox. `held`, `put_held` and `start_over` need the lock under which callers send.
     Everything else is for the engine's thread.
@@ -46,9 +49,10 @@ class Incoming:
         self.num_waiting = 0
         self._backlog: WaitingLine[Ticket] = WaitingLine(aged_every)
         self._most_arrivals = FEWEST_ARRIVALS
+        self.next_begin_s = 0.0
         self._most_beside = 8  # how many others begin together with chunks of live streams
-        self._urgent: dict[RequestId, None] = {}  # of the backlog, but for chunks
-        self._num_chunks = 0  # of sequences, in the backlog
+        self.urgent: dict[RequestId, None] = {}  # of the backlog, but for chunks
+        self.num_chunks = 0  # of sequences, in the backlog
         self._num_bulks = 0  # bulk tickets, in the backlog
         self.bulks_came = False
 
@@ -89,14 +93,11 @@ class Incoming:
         if tickets:
             self._accept(tickets)
 
-    def must_begin(self, *, stay: bool) -> bool:
-        """Whether to take requests from the backlog although the workers have enough work.
-
-        If none is urgent, the requests stay in the backlog until there are `_most_arrivals` of them: requests that are
-        taken together cost less each. stay: they stay however many there are, as beside live streams.
-        """
-        is_urgent = self._num_chunks > 0 or bool(self._urgent)
-        return is_urgent or (not stay and self.num_waiting >= self._most_arrivals)
+    @property
+    def are_many(self) -> bool:
+        """Whether there are so many in the backlog that they begin although the workers have enough work: requests that
+        are taken together cost less each."""
+        return self.num_waiting >= self._most_arrivals
 
     def first(
         self, limit: int | None = None, *, together: int = 0, among: list[RequestId] | None = None
@@ -111,11 +112,11 @@ class Incoming:
         for ticket in tickets:
             self.num_waiting -= ticket.num_requests
             self._num_bulks -= ticket.bulk is not None
-        if self._urgent:
+        if self.urgent:
             for ticket in tickets:
-                self._urgent.pop(ticket.request_id, None)
-        if self._num_chunks:
-            self._num_chunks -= sum([ticket.chunk is not None for ticket in tickets])
+                self.urgent.pop(ticket.request_id, None)
+        if self.num_chunks:
+            self.num_chunks -= sum([ticket.chunk is not None for ticket in tickets])
         return tickets
 
     def _take_bulks(self, limit: int) -> list[Ticket]:
@@ -132,31 +133,33 @@ class Incoming:
             return
         waiting, self._num_bulks, self.num_waiting = self._backlog.take(len(self._backlog)), 0, 0
         self._backlog = WaitingLine(self._aged_every)
-        self._num_chunks = 0
-        self._urgent.clear()
+        self.num_chunks = 0
+        self.urgent.clear()
         self._accept(apart(waiting))
 
     def first_beside(self, *, wanted: bool) -> list[Ticket]:
         """Take chunks, as many as may begin together at all, and a few others: urgent ones alone if none is wanted."""
-        num_chunks = min(self._num_chunks, MOST_ARRIVALS)
+        num_chunks = min(self.num_chunks, MOST_ARRIVALS)
         if wanted:
             return self.first(num_chunks + self._most_beside)
         tickets = self.first(num_chunks)
-        if self._urgent:
-            tickets += self.first(among=list(islice(self._urgent, self._most_beside)))
+        if self.urgent:
+            tickets += self.first(among=list(islice(self.urgent, self._most_beside)))
         return tickets
 
-    def began(self, tickets: list[Ticket], took_s: float) -> None:
-        """Choose how many requests may begin together next, by the time that the last ones took."""
-        count = 0
+    def began(self, tickets: list[Ticket], began_s: float, ended_s: float) -> None:
+        """Choose how many requests may begin together next, and when, by the time that the last ones took."""
+        count, took_s = 0, ended_s - began_s
+        self.next_begin_s = ended_s + min(took_s, SOON_S)
         for ticket in tickets:
             count += ticket.num_requests
         if count >= self._most_arrivals or (count >= FEWEST_ARRIVALS and took_s > SOON_S):
             fit = count * SOON_S / max(took_s, 1e-9)
             self._most_arrivals = int(min(max(fit, FEWEST_ARRIVALS), MOST_ARRIVALS))
 
-    def began_beside(self, tickets: list[Ticket], took_s: float) -> None:
+    def began_beside(self, tickets: list[Ticket], began_s: float, ended_s: float) -> None:
         """Choose how many others may begin together with chunks next, by the time that the last turn took."""
+        took_s = ended_s - began_s
         if took_s > 2 * BESIDE_S:
             self._most_beside = max(1, self._most_beside // 2)
         elif took_s < BESIDE_S and any(ticket.chunk is None for ticket in tickets):
@@ -169,8 +172,8 @@ class Incoming:
         ticket = self._backlog.leave(request_id)
         self.num_waiting -= ticket.num_requests
         self._num_bulks -= ticket.bulk is not None
-        self._urgent.pop(request_id, None)
-        self._num_chunks -= ticket.chunk is not None
+        self.urgent.pop(request_id, None)
+        self.num_chunks -= ticket.chunk is not None
         return ticket
 
     @property
@@ -195,8 +198,8 @@ class Incoming:
         tickets, calls = self._backlog.take(len(self._backlog)), list[Callable[[], None]]()
         tickets = [ticket for ticket in tickets if ticket.member_of is None]  # others of their bulks have begun
         self._backlog = WaitingLine(self._aged_every)
-        self._num_chunks = self._num_bulks = self.num_waiting = 0
-        self._urgent.clear()
+        self.num_chunks = self._num_bulks = self.num_waiting = 0
+        self.urgent.clear()
         self._accept(tickets)
         while not self.inbox.empty():
             item = self.inbox.get_nowait()
@@ -217,8 +220,8 @@ class Incoming:
                 self._num_bulks += 1
                 self.bulks_came = True
             elif ticket.chunk is not None:
-                self._num_chunks += 1
+                self.num_chunks += 1
             if ticket.is_urgent and ticket.chunk is None:
-                self._urgent[ticket.request_id] = None
-        if self._num_chunks:
+                self.urgent[ticket.request_id] = None
+        if self.num_chunks:
             SequenceEntry.accept(tickets)

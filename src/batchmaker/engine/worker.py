@@ -397,10 +397,14 @@ class Worker:
         self._work_waits = self._woken = False
 
     def _should_accept(self) -> bool:
-        driver = self._driver
-        if driver.wants_requests:
+        """Whether requests of the backlog begin now."""
+        driver, incoming = self._driver, self._incoming
+        if incoming.num_chunks or incoming.urgent:
             return True
-        return self._incoming.must_begin(stay=driver.has_live_streams or driver.begin_together is not None)
+        if driver.wants_requests and (not driver.tasks or self._clock.now_s() >= incoming.next_begin_s):
+            return True
+        stay = driver.has_live_streams or driver.begin_together is not None
+        return incoming.are_many and not stay
 
     def _accept(self) -> None:
         incoming, began_s = self._incoming, self._clock.now_s()
@@ -413,7 +417,7 @@ class Worker:
             arrivals = incoming.first(together=(are_many and self._driver.begin_together) or 0)
         self._driver.advance(arrivals)
         note = incoming.began_beside if beside else incoming.began
-        note(arrivals, self._clock.now_s() - began_s)
+        note(arrivals, began_s, self._clock.now_s())
 
     def _wait(self) -> Item | None:
         """Wait for one item, or until the driver wants a turn; the turn begins when the wait ends. Return the item."""
