@@ -281,7 +281,7 @@ class Cell:
         memories, num_memories = self._memories(scope, memory), len(self.memories)
         cell_type, columns, error = self._columns(scope, self._elements(scope, placed))
         if cell_type is not None:
-            error = self._misfit(cell_type, memories)
+            error = self._misfit(cell_type, memories) if self.memories else None
             cell_type = cell_type if error is None else None
         cell = cell_type or self._type_of(scope, (*self._all_memories(memories), *columns), error)
         if len(columns) != len(cell.inputs) - num_memories:
@@ -352,6 +352,8 @@ class Cell:
 
     def _memories(self, scope: UnfoldingScope, memory: Any) -> list[ValueSequence]:
         """Return the memories that `memory=` of a run, loop or map gives."""
+        if memory is None and not self.memories:
+            return []
         return [self._memory(scope, part, port) for _, port, part in self._reads(memory)]
 
     def _memory(self, scope: UnfoldingScope, argument: Any, port: int) -> ValueSequence:
