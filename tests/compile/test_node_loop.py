@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import batchmaker as bm
 from batchmaker.compile.binding import OFTEN, BoundCell, bind
 from batchmaker.compile.node_loop import NodeChoice, NodeLoop, NodeTask
+from batchmaker.compile.node_steps import EACH
 from batchmaker.compile.passes.interpreter import is_available
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.products import library
@@ -106,6 +107,22 @@ class OverRows(nn.Module):
             nn.functional.layer_norm(x, (WIDTH,), eps=1e-3), nn.functional.layer_norm(s, (3, 4)),
             x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt(),
         )  # fmt: skip
+
+
+class Broadcasting(nn.Module):
+    """A state [n, inner, state] that is kept, written and read as in Mamba; rows are broadcast in each way."""
+
+    def __init__(self, inner: int, state: int) -> None:
+        super().__init__()
+        self.parts = (inner, state, state)
+        self.layer = nn.Linear(WIDTH, sum(self.parts))
+        self.decay, self.scale = nn.Parameter(torch.empty(inner, state)), nn.Parameter(torch.empty(1, inner, 1))
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        size, write, read = self.layer(x).tanh().split(self.parts, -1)
+        kept = torch.exp(-size.abs()[..., None] * self.decay.square()) * state
+        state = kept + (2 * size)[..., None] * write[:, None, :] * x.mean(-1)[:, None, None] + self.scale
+        return (state * read[:, None, :]).sum(-1), state.sigmoid()
 
 
 class OfColumns(nn.Module):
@@ -373,3 +390,14 @@ def test_a_cell_of_runs_that_is_a_single_node_too_is_tried_in_a_loop_once_it_run
     for word in (0, 1, 2, 3):
         h, c = module(torch.tensor([word]), h, c)
     torch.testing.assert_close(found, h[0], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("inner", "state"), [(12, 3), (1, 5), (5, 1), (100, 16), (43, 37)])
+def test_operations_on_rows_of_several_dimensions_are_passes_over_flat_rows(inner: int, state: int) -> None:
+    cell = bound(Broadcasting(inner, state), ROWS, ValueSpec((inner, state), "float32"))
+    loop = loop_of(cell)
+    assert loop is not None
+    assert EACH not in loop._operations.operations[:, 0]
+    given = rows(cell, 33)
+    for made, value in zip(loop.call(given, cell.outputs), cell.call(given), strict=True):
+        torch.testing.assert_close(made, value, rtol=1e-5, atol=1e-5)

@@ -124,10 +124,9 @@ def test_special_numbers_are_those_of_torch(name: str) -> None:
     a = torch.tensor([SPECIAL])
     with torch.no_grad():
         for b in (a, torch.ones_like(a), a.flip(1)):
-            wanted = module(a, b)
-            torch.testing.assert_close(
-                compile_program(fused(module, (len(SPECIAL),), (len(SPECIAL),)))(a, b), wanted, equal_nan=True
-            )
+            wanted = [values.float() for values in module(a.double(), b.double())]  # gelu(inf) of float32 may be NaN
+            made = compile_program(fused(module, (len(SPECIAL),), (len(SPECIAL),)))(a, b)
+            torch.testing.assert_close(list(made), wanted, equal_nan=True)
 
 
 @pytest.mark.parametrize("function", [torch.exp, nn.functional.softplus], ids=["exp", "softplus"])

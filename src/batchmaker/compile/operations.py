@@ -40,6 +40,7 @@ from batchmaker.compile.node_steps import (
 )
 from batchmaker.compile.passes.atoms import gate_by_gate
 from batchmaker.compile.passes.cheaper import cheaper_sums
+from batchmaker.compile.passes.flat import flatten_rows
 from batchmaker.compile.passes.fusion import fuse_pointwise
 from batchmaker.compile.passes.nodes import columns, is_linear, shape_of
 from batchmaker.compile.passes.pointwise import Pass
@@ -91,6 +92,7 @@ def prepared(cell: TracedCell) -> TracedCell:
     merge_products(made)
     made = gate_by_gate(made, layers=False)
     cheaper_sums(made)
+    flatten_rows(made)
     fuse_pointwise(made, fewest_saved=0)
     return made
 

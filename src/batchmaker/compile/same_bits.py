@@ -26,11 +26,12 @@ ALIGNMENT: Final = 64
 """Bytes. Kernels may begin in another way at other addresses, so batches begin at a multiple of this."""
 
 _NUMBERS: Final = 1 << 12
-_COARSE_NUMBERS: Final = 1 << 17
+_COARSE_NUMBERS: Final = 1 << 20
 """Floating results that are looked at, at least: sums in another order differ in about half of the numbers of float32,
-but in 16 bits only in one of some thousands."""
+but in 16 bits only in one of some thousands, or of a hundred thousand where they are of 32 bits inside (AMX)."""
 _FEWEST_ROWS: Final = 4
 _MOST_ROWS: Final = 512
+_MOST_COARSE_ROWS: Final = 4096
 _MOST_LARGE_ROWS: Final = 32
 _ORDERS: Final = 3
 _SCALES: Final = (1.0, 0.1, 0.01)
@@ -128,7 +129,8 @@ def _rows(program: Program, tried: Batch, made: Batch, batch_sizes: Sequence[int
     each = sum([values[0].numel() for values in made if values.is_floating_point()])
     is_coarse = any(values.is_floating_point() and values.itemsize < 4 for values in (*made, *tried))
     wanted = -(-(_COARSE_NUMBERS if is_coarse else _NUMBERS) // max(each, 1))
-    count = min(max(wanted, _FEWEST_ROWS), _MOST_LARGE_ROWS if is_large else _MOST_ROWS)
+    most = _MOST_COARSE_ROWS if is_coarse else _MOST_ROWS
+    count = min(max(wanted, _FEWEST_ROWS), _MOST_LARGE_ROWS if is_large else most)
     generator = torch.Generator().manual_seed(0)
     scales = torch.tensor(_SCALES).repeat(count)[:count]
     rows = []

@@ -15,7 +15,7 @@ from batchmaker.compile.passes.cheaper import cheaper_sums
 from batchmaker.compile.passes.interpreter import is_available
 from batchmaker.compile.passes.nodes import columns, is_pointwise, is_view, operands, shape_of, width_of
 from batchmaker.compile.passes.open_steps import open_steps
-from batchmaker.compile.passes.pointwise import Assembler, can_be_assembled
+from batchmaker.compile.passes.pointwise import Assembler, can_be_assembled, is_spread
 from batchmaker.compile.projected_steps import GRUStep, LSTMStep, RNNStep
 
 _FEWEST_SAVED: Final = 3
@@ -95,24 +95,27 @@ def _stages(cell: TracedCell) -> dict[fx.Node, int]:
     """Return for each node the number of non-pointwise calls that must come before it, itself included.
 
     Views count too unless they are slices of columns, through which a pass reads; so within a stage rows only become
-    narrower. Otherwise two passes could wait for each other, or one for itself. An operation that needs only one value
-    is moved to the stage of its first reader: then the value need not be written and read again.
+    narrower: what makes them wider counts, too. Otherwise two passes could wait for each other, or one for itself. An
+    operation that needs only one value is moved to the stage of its first reader, but for one that makes it wider: then
+    the value need not be written and read again.
     """
     stages: dict[fx.Node, int] = {}
     for node in cell.graph.nodes:
         before = max((stages[source] for source in node.all_input_nodes), default=0)
         works = node.op == "call_function" and not _can_be_fused(cell, node)
-        stages[node] = before + (works and not _is_slice(node))
+        stages[node] = before + ((works and not _is_slice(node)) or is_spread(node))
     for node in reversed(cell.graph.nodes):
         if not _can_be_fused(cell, node) or len([value for value in operands(node) if cell.value(value) is None]) > 1:
             continue
-        if all(_can_be_fused(cell, user) for user in node.users):
+        if all(_can_be_fused(cell, user) and not is_spread(user) for user in node.users):
             stages[node] = max(stages[node], min((stages[user] for user in node.users), default=0))
     return stages
 
 
 def _can_be_fused(cell: TracedCell, node: fx.Node) -> bool:
     """Whether the interpreter supports the operation and its arguments: rows as wide as the result, or constants."""
+    if is_spread(node):
+        return cell.value(node.args[0]) is None
     if not is_pointwise(node) or not can_be_assembled(node) or node.meta["val"].dtype not in _DTYPES:
         return False
     width, dtype = width_of(node), node.meta["val"].dtype
@@ -170,6 +173,10 @@ class _Rewriting:
         assembler = Assembler(width_of(nodes[0]) or 0, nodes[0].meta["val"].dtype)
         arguments: dict[fx.Node, int] = {}
         for node in nodes:
+            if is_spread(node):
+                source, column, _ = columns(node.args[0])  # type: ignore[arg-type]
+                assembler.spread(node, arguments.setdefault(source, len(arguments)), source, column)
+                continue
             for operand in operands(node):
                 if operand in inside or assembler.knows(operand):
                     continue

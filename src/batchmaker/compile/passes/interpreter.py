@@ -47,6 +47,10 @@ ERF: Final = 16
 SOFTPLUS: Final = 17
 """log(1 + e^a)"""
 SQRT: Final = 18
+REPEAT: Final = 19
+"""Number (c + j) // b of row a for each column j. The operands b and c are no addresses but numbers."""
+TILE: Final = 20
+"""Number (c + j) % b of row a, in the same way."""
 
 BLOCK: Final = 512
 """Columns that are processed together: a dozen registers of so many numbers fit the first-level cache."""
@@ -145,11 +149,11 @@ def _work(code: int, d: int, a: int, b: int, c: int, count: int) -> None:
         for j in range(count):
             store(d, j, tanh(load(a, j)))
     else:
-        _work_seldom(code, d, a, b, count)
+        _work_seldom(code, d, a, b, c, count)
 
 
 @compiled_arithmetic
-def _work_seldom(code: int, d: int, a: int, b: int, count: int) -> None:
+def _work_seldom(code: int, d: int, a: int, b: int, c: int, count: int) -> None:
     """As `_work`, for the other operations. A NaN in either operand gives a NaN."""
     if code == RELU:
         for j in range(count):
@@ -184,6 +188,32 @@ def _work_seldom(code: int, d: int, a: int, b: int, count: int) -> None:
     elif code == SQRT:
         for j in range(count):
             store(d, j, np.sqrt(load(a, j)))
+    elif code == REPEAT:
+        _repeat(d, a, b, c, count)
+    elif code == TILE:
+        _tile(d, a, b, c, count)
+
+
+@compiled_arithmetic
+def _repeat(d: int, a: int, times: int, first: int, count: int) -> None:
+    """Write `count` numbers from column `first` on of a row that has each number of another one so many times."""
+    i, j, end = first // times, 0, times - first % times
+    while j < count:
+        x, end_here = load(a, i), min(end, count)
+        for k in range(j, end_here):
+            store(d, k, x)
+        i, j, end = i + 1, end_here, end + times
+
+
+@compiled_arithmetic
+def _tile(d: int, a: int, length: int, first: int, count: int) -> None:
+    """Write `count` numbers from column `first` on of a row that has another one of `length` again and again."""
+    i, j = first % length, 0
+    while j < count:
+        together = min(length - i, count - j)
+        for k in range(together):
+            store(d, j + k, load(a, i + k))
+        i, j = 0, j + together
 
 
 @compiled_arithmetic

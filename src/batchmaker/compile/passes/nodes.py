@@ -46,14 +46,17 @@ def is_linear(cell: TracedCell, node: fx.Node, dimensions: int = 2) -> bool:
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """Whether each number of the result [n, columns] depends only on the numbers at the same place of the arguments."""
+    """Whether the result is [n, columns], each number of it from those at the same place of the arguments."""
+    return width_of(node) is not None and is_elementwise(node)
+
+
+def is_elementwise(node: fx.Node) -> bool:
+    """Whether each number of the result depends only on the numbers at the same place of the arguments."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     if torch.Tag.pointwise not in node.target.tags and node.target not in _UNTAGGED:
         return False
-    if is_view(node):
-        return False
-    return width_of(node) is not None and all(_is_plain(argument) for argument in (*node.args, *node.kwargs.values()))
+    return not is_view(node) and all(_is_plain(argument) for argument in (*node.args, *node.kwargs.values()))
 
 
 def _is_plain(argument: Any) -> bool:

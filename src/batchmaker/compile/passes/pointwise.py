@@ -23,7 +23,8 @@ _aten = torch.ops.aten
 class _Slot:
     """A place that instructions read or write. argument: of the call, None for constants, results and registers.
 
-    column: where it begins in the argument. row: a constant's numbers. num_bytes: of one number.
+    column: where it begins in the argument. row: a constant's numbers. num_bytes: of one number. step: what is added to
+    the address for each column; by default, num_bytes. number: what an instruction gets in place of an address.
     """
 
     argument: int | None = None
@@ -31,6 +32,12 @@ class _Slot:
     argument_width: int = 0
     row: Tensor | None = None
     num_bytes: int = 4
+    step: int | None = None
+    number: int | None = None
+
+    @property
+    def stride(self) -> int:
+        return self.num_bytes if self.step is None else self.step
 
 
 @dataclass(slots=True, eq=False)
@@ -64,8 +71,9 @@ class Pass:
     ) -> None:
         inputs = [slot for slot in slots if slot.argument is not None]
         rows = [slot for slot in slots if slot.row is not None]
+        given = [slot for slot in slots if slot.number is not None]
         numbers, self.num_registers = _registers(instructions, results)
-        place = {slot: index for index, slot in enumerate((*inputs, *rows, *results, *numbers))}
+        place = {slot: index for index, slot in enumerate((*inputs, *rows, *given, *results, *numbers))}
         self.width = width
         self._dtype = dtype
         self._program = np.array(
@@ -86,10 +94,16 @@ class Pass:
         self._slots = np.array(
             [
                 *(
-                    [slot.argument, slot.num_bytes * slot.column, slot.num_bytes * slot.argument_width, slot.num_bytes]
+                    [
+                        slot.argument,
+                        slot.num_bytes * slot.column,
+                        slot.num_bytes * slot.argument_width,
+                        slot.stride,
+                    ]
                     for slot in inputs
                 ),
                 *([first, row.data_ptr(), 0, 4] for row in self._constants),
+                *([first, slot.number, 0, slot.stride] for slot in given),
                 *([arguments + index, 0, slot.num_bytes * width, slot.num_bytes] for index, slot in enumerate(results)),
                 *([first + 1, number * block, 0, 0] for number in numbers.values()),
             ],
@@ -178,6 +192,13 @@ class Assembler:
     def constant(self, node: fx.Node, value: Tensor) -> None:
         self._slots[node] = _Slot(row=value.float().reshape(-1).expand(self.width).contiguous())
 
+    def spread(self, node: fx.Node, argument: int, source: fx.Node, column: int) -> None:
+        """Append one of `SPREADS`, of columns, from `column` on, of argument number `argument` of the call."""
+        read = _Slot(argument, column, width_of(source) or 0, num_bytes=self.dtype.itemsize, step=0)
+        given = [_Slot(number=_length_of_spread(node), step=0), _Slot(number=0, step=1)]
+        self._extra += [read, *given]
+        self._slots[node] = self.write(SPREADS[node.target], read, *given)
+
     def operation(self, node: fx.Node) -> None:
         """Append a node's operation. Its operands must be known."""
         operands = [self._operand(argument) for argument in node.args if argument is not None]
@@ -242,6 +263,29 @@ def _join_products(instructions: list[_Instruction], wanted: set[_Slot]) -> None
             each.code = machine.MULTIPLY_ADD if each.code == machine.ADD else machine.MULTIPLY_SUB
             each.operands = [first, *product.operands]
             instructions.remove(product)
+
+
+SPREADS: Final[dict[Any, int]] = {_aten.repeat_interleave.self_int: machine.REPEAT, _aten.repeat.default: machine.TILE}
+"""Operations that make rows wider by repeating their numbers, each by itself or all in turn; see `is_spread`."""
+
+
+def is_spread(node: fx.Node) -> bool:
+    """Whether the node repeats the numbers of rows [n, columns] of float32, each by itself or all in turn."""
+    source: Any = node.args[0] if node.target in SPREADS else None
+    if source is None or not 0 < (width_of(source) or 0) < (width_of(node) or 0):
+        return False
+    if node.meta["val"].dtype is not torch.float32 or node.kwargs:
+        return False
+    times: Any = node.args[1]
+    if node.target is _aten.repeat.default:
+        return len(times) == 2 and times[0] == 1
+    return isinstance(times, int) and node.args[2:] in ((1,), (-1,))
+
+
+def _length_of_spread(node: fx.Node) -> int:
+    """Return how often each number is repeated in turn, or how many numbers are repeated together."""
+    each = node.target is _aten.repeat_interleave.self_int
+    return node.args[1] if each else width_of(node.args[0])  # type: ignore[return-value, arg-type]
 
 
 def can_be_assembled(node: fx.Node) -> bool:
