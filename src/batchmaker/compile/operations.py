@@ -40,8 +40,7 @@ from batchmaker.compile.node_steps import (
 )
 from batchmaker.compile.passes.atoms import gate_by_gate
 from batchmaker.compile.passes.cheaper import cheaper_sums
-from batchmaker.compile.passes.flat import flatten_rows
-from batchmaker.compile.passes.fusion import fuse_pointwise
+from batchmaker.compile.passes.fusion import flatten_rows, fuse_pointwise
 from batchmaker.compile.passes.nodes import columns, is_linear, shape_of
 from batchmaker.compile.passes.pointwise import Pass
 from batchmaker.compile.passes.products import merge_products, parameters
