@@ -140,6 +140,23 @@ def test_the_error_of_exponentials_stays_below_its_bound_over_their_whole_range(
     torch.testing.assert_close(made.double(), function(x.double()), rtol=EXP_ERROR, atol=1.7e-38)
 
 
+@pytest.mark.parametrize(("width", "times"), [(1, 5), (5, 7), (43, 37), (BLOCK, 2), (7, BLOCK)])
+def test_rows_that_are_repeated_are_read_by_a_pass(width: int, times: int) -> None:
+    torch.manual_seed(0)
+    module = Pointwise(
+        lambda a, b: a.repeat_interleave(times, 1) * b.tanh().repeat(1, times) + b.repeat_interleave(times, 1),
+        width * times,
+    )
+    a, b = torch.randn(3, width), torch.randn(3, width)
+    graph = fused(module, (width,), (width,))
+    assert not {torch.ops.aten.repeat.default, torch.ops.aten.repeat_interleave.self_int} & {
+        node.target for node in graph.graph.nodes
+    }
+    with torch.no_grad():
+        for made, wanted in zip(compile_program(graph)(a, b), module(a, b), strict=True):
+            torch.testing.assert_close(made, wanted)
+
+
 @pytest.mark.parametrize("operation", NOT_IN_PASSES, ids=str)
 def test_operations_with_other_options_are_left_to_torch(operation: Any) -> None:
     torch.manual_seed(0)

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from raising_models import Sums
 
+import batchmaker as bm
 from batchmaker.clock import VirtualClock
 from batchmaker.core.events import RequestId
 from batchmaker.engine.incoming import FEWEST_ARRIVALS, MOST_ARRIVALS, SOON_S
 from batchmaker.engine.request import Ticket
 from batchmaker.engine.worker import Worker
+from batchmaker.executor.null import NullExecutor
 from insides import turn
 
 
@@ -21,7 +24,7 @@ class Taking:
     wants_requests = True
     has_live_streams = False
     begin_together: int | None = None
-    tasks: tuple[str, ...] = ()
+    own_tasks: tuple[str, ...] = ()
     num_in_flight = 0
 
     def __init__(self, clock: VirtualClock, each_s: float) -> None:
@@ -117,43 +120,48 @@ def test_requests_that_begin_together_wait_until_those_in_flight_are_done_but_fo
     assert driver.taken == [0, FEWEST_ARRIVALS, 512]
 
 
-def test_those_in_flight_compute_as_long_as_others_began_before_the_next_begin() -> None:
-    driver = Taking(VirtualClock(), 1e-3)
+def after_a_beginning(each_s: float, count: int, *own_tasks: str, **options: Any) -> tuple[Taking, Worker]:
+    """Return a driver that has taken so many requests, and has these tasks; and its worker, to which one more came."""
+    driver = Taking(VirtualClock(), each_s)
     worker = worker_of(driver)
-    worker.send(tickets(3))
+    worker.send(tickets(count))
     turn(worker)
-    driver.tasks = ("a task",)
-    worker.send(tickets(2, first=3))
+    driver.own_tasks = own_tasks
+    worker.send(tickets(1, first=count, **options))
     turn(worker)
+    return driver, worker
+
+
+def test_those_in_flight_compute_as_long_as_others_began_before_the_next_begin() -> None:
+    driver, worker = after_a_beginning(1e-3, 3, "a task")
     assert driver.taken == [3, 0]
     driver.clock.advance(2.9e-3)
     turn(worker)
     assert driver.taken == [3, 0, 0]
     driver.clock.advance(0.2e-3)
     turn(worker)
-    assert driver.taken == [3, 0, 0, 2]
-
-
-@pytest.mark.parametrize("urgent", [{"deadline_s": 1.0}, {"priority": 1}, {}])
-def test_urgent_ones_begin_at_once_and_so_do_all_where_nothing_is_computed(urgent: dict[str, Any]) -> None:
-    driver = Taking(VirtualClock(), 1e-3)
-    worker = worker_of(driver)
-    worker.send(tickets(3))
-    turn(worker)
-    driver.tasks = ("a task",) if urgent else ()
-    worker.send(tickets(1, first=3, **urgent))
-    turn(worker)
-    assert driver.taken == [3, 1]
+    assert driver.taken == [3, 0, 0, 1]
 
 
 def test_a_beginning_that_took_long_holds_the_next_back_for_20_ms_at_most() -> None:
-    driver = Taking(VirtualClock(), 1.0)
-    worker = worker_of(driver)
-    worker.send(tickets(2))
-    turn(worker)
-    driver.tasks = ("a task",)
-    worker.send(tickets(1, first=2))
-    turn(worker)
+    driver, worker = after_a_beginning(1.0, 2, "a task")
     driver.clock.advance(SOON_S + 1e-4)
     turn(worker)
     assert driver.taken == [2, 0, 1]
+
+
+@pytest.mark.parametrize("urgent", [{"deadline_s": 1.0}, {"priority": 1}])
+def test_urgent_ones_begin_at_once(urgent: dict[str, Any]) -> None:
+    driver, _ = after_a_beginning(1e-3, 3, "a task", **urgent)
+    assert driver.taken == [3, 1]
+
+
+def test_all_begin_at_once_where_the_engines_thread_has_nothing_to_compute() -> None:
+    driver, _ = after_a_beginning(1e-3, 3)
+    assert driver.taken == [3, 1]
+
+
+def test_what_another_thread_or_a_device_computes_keeps_nobody_waiting() -> None:
+    with bm.Engine(Sums(), executor=NullExecutor()) as elsewhere, bm.Engine(Sums(), threads=1) as here:
+        assert not isinstance(elsewhere.driver.own_tasks, dict)
+        assert isinstance(here.driver.own_tasks, dict)

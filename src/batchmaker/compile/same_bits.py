@@ -28,7 +28,7 @@ ALIGNMENT: Final = 64
 _NUMBERS: Final = 1 << 12
 _COARSE_NUMBERS: Final = 1 << 20
 """Floating results that are looked at, at least: sums in another order differ in about half of the numbers of float32,
-but in 16 bits only in one of some thousands, or of a hundred thousand where they are of 32 bits inside (AMX)."""
+but in 16 bits only in one of some thousands, and on a processor with AMX in one of a hundred thousand."""
 _FEWEST_ROWS: Final = 4
 _MOST_ROWS: Final = 512
 _MOST_COARSE_ROWS: Final = 4096

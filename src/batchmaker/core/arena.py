@@ -202,8 +202,7 @@ class Arena:
 
     def fit(self, kind: int, wanted: Ints) -> None:
         """Make room for `allocate(kind, wanted)`."""
-        if self.counts[kind] + 2 * wanted.sum() > self._capacity(kind):  # a size class is at most a quarter larger
-            self.make_room(kind, self.top_after(kind, wanted))
+        self.make_room(kind, self.top_after(kind, wanted))
 
     def make_room(self, kind: int, top: int) -> bool:
         """Have room for numbers below `top`; return whether the tables have grown."""
@@ -227,7 +226,7 @@ class Arena:
         """Return the first of so many consecutive numbers, for each of `wanted`. The tables may grow."""
         firsts = extents.allocate_each(self.tables, kind, wanted)
         if len(firsts) < len(wanted):
-            self.make_room(kind, self.top_after(kind, wanted))
+            self.fit(kind, wanted)
             firsts = extents.allocate_each(self.tables, kind, wanted)
         return firsts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from itertools import groupby
 from typing import Any, Final, cast, final
 
@@ -55,6 +55,7 @@ from batchmaker.engine.stop_tests import StopTests
 from batchmaker.engine.unfolder import Unfolder
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, SequenceStateError
 from batchmaker.executor.base import Executor, StepsResult
+from batchmaker.executor.inline import InlineExecutor
 from batchmaker.graph.spec import TypeId, ValueSpec
 from batchmaker.model.cell import Cell, copy_type
 from batchmaker.model.moved_state import MovedState, written
@@ -104,7 +105,8 @@ class CellDriver:
         self.sequences = sequences
         sequences.on_decided = scheduler.decide
         self._in_flight: dict[RequestId, InFlight] = {}
-        self.tasks: dict[TaskId, RunTask] = {}  # see Driver
+        self._tasks: dict[TaskId, RunTask] = {}
+        self.own_tasks: Sized = self._tasks if isinstance(executor, InlineExecutor) else ()  # see Driver
         self._brought = Results()
         self._arrivals = Arrivals(registry.types, max_nodes, executor.write, proven)
         self.bulks = Bulks(self._arrivals, self._brought)
@@ -257,7 +259,7 @@ class CellDriver:
             self.sequences.expire(now_s)
         if self.sequences.has_news:
             events += self._following()
-        if events or self._in_flight or self.bulks.members or self.tasks:
+        if events or self._in_flight or self.bulks.members or self._tasks:
             self._handle(events or [TimePassed(now_s)])
         if self.on_device is not None:
             self.on_device.turn()
@@ -318,7 +320,7 @@ class CellDriver:
 
     def _run(self, task: RunTask, woken: list[InFlight]) -> None:
         self.stats.tasks += 1
-        self.tasks[task.task] = task
+        self._tasks[task.task] = task
         if self._unwritten:
             self._fill(woken)
         self._executor.submit(task)
@@ -385,7 +387,7 @@ class CellDriver:
     def _may_run_alone(self, tickets: Sequence[Ticket]) -> bool:
         """Whether requests may run one after another: nothing is in flight, they are few, and no event is recorded."""
         runs = self._lone
-        is_idle = runs is not None and runs.is_on and not (self._in_flight or self.bulks.members or self.tasks)
+        is_idle = runs is not None and runs.is_on and not (self._in_flight or self.bulks.members or self._tasks)
         num_requests = 0
         for ticket in tickets:
             num_requests += ticket.num_requests
@@ -580,7 +582,7 @@ class CellDriver:
 
     def withdraw(self, most: int) -> list[Ticket]:
         """See Driver.withdraw. Only requests with templates, which need not be unfolded again; those that came last."""
-        running = {owner for task in self.tasks.values() for owner in self._scheduler.owners(task.nodes)}
+        running = {owner for task in self._tasks.values() for owner in self._scheduler.owners(task.nodes)}
         spare = [
             request
             for request_id, request in reversed(self._in_flight.items())
@@ -619,9 +621,9 @@ class CellDriver:
         self, result: StepsResult, now_s: float, touched: dict[RequestId, InFlight], events: list[Event]
     ) -> None:
         """Store the values that steps brought to the host, and make the scheduler's event of these steps."""
-        task = self.tasks[result.task]
+        task = self._tasks[result.task]
         if result.end == len(task.ends):
-            del self.tasks[result.task]
+            del self._tasks[result.task]
         cell = self._registry.types[task.type_id]
         begin, end = int(task.ends[result.first - 1]) if result.first else 0, int(task.ends[result.end - 1])
         slots = self._scheduler.slots(task.nodes[begin:end])

@@ -53,8 +53,8 @@ class Driver(Protocol):
         """Engine time at which `advance` must be called even if nothing finishes; None if there is none."""
 
     @property
-    def tasks(self) -> Sized:
-        """What the workers compute, or will."""
+    def own_tasks(self) -> Sized:
+        """The tasks that the engine's own thread computes. They wait while it does anything else."""
 
     @property
     def wants_requests(self) -> bool:

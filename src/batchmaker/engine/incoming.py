@@ -34,9 +34,9 @@ class Incoming:
 
     aged_every: see WaitingLine. inbox: requests that come together, and functions to call; not taken yet. held: kept
     until the next `put_held`. num_waiting, num_chunks: requests in the backlog, and chunks of sequences among them.
-    urgent: others that begin at once. next_begin_s: engine time at which the next others begin, since those in flight
-    wait meanwhile: they have computed then for as long as the last beginning took. bulks_came: whether a bulk ticket
-    has ever come.
+    urgent: others that begin at once. next_begin_s: engine time before which no others begin while the engine's thread
+    has tasks: these wait while requests begin, so afterwards they compute for as long. bulks_came: whether a bulk
+    ticket has ever come.
 
     Any thread may put into the inbox. `held`, `put_held` and `start_over` need the lock under which callers send.
     Everything else is for the engine's thread.

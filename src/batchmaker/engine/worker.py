@@ -401,7 +401,7 @@ class Worker:
         driver, incoming = self._driver, self._incoming
         if incoming.num_chunks or incoming.urgent:
             return True
-        if driver.wants_requests and (not driver.tasks or self._clock.now_s() >= incoming.next_begin_s):
+        if driver.wants_requests and (not driver.own_tasks or self._clock.now_s() >= incoming.next_begin_s):
             return True
         stay = driver.has_live_streams or driver.begin_together is not None
         return incoming.are_many and not stay

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, final
 import torch
 from torch import Tensor, fx
 
-from batchmaker.compile.dataflow import TracedCell, TracedValue
+from batchmaker.compile.dataflow import CannotRewriteError, TracedCell, TracedValue, row_spec
 from batchmaker.compile.passes.atoms import gate_by_gate
 from batchmaker.compile.passes.cheaper import cheaper_sums
 from batchmaker.compile.passes.interpreter import is_available
@@ -220,50 +220,87 @@ def flatten_rows(cell: TracedCell) -> None:
 
     An operand that is broadcast becomes a row as wide as the result, in which each number, or the whole row, is
     repeated. A pass reads such a row without writing it (see `pointwise.SPREADS`). Operations whose operands cannot be
-    flat rows stay.
+    flat rows stay, and so do those on other numbers than float32.
     """
-    if not is_available():
-        return
-    flat: dict[fx.Node, fx.Node] = {}  # the flat value of each result
-    for node in list(cell.graph.nodes):
-        shape = _rows_of(cell, node)
-        if shape is None or len(shape) < 2 or not _can_be_flat(cell, node, shape):
-            continue
-        with cell.graph.inserting_before(node):
-            to_flat: Any = partial(_flat, cell, shape, flat)
-            arguments, options = fx.map_arg(node.args, to_flat), fx.map_arg(node.kwargs, to_flat)
-            made = cell.graph.call_function(node.target, arguments, options)
-            made.meta["val"] = like(node, shape_of(node)[0], math.prod(shape))
-            rows = cell.graph.call_function(_aten.reshape.default, (made, [-1, *shape]))
+    if is_available() and cell.inputs:
+        _Flattening(cell).write()
+        cell.graph.eliminate_dead_code()
+
+
+@final
+class _Flattening:
+    """Writes flat operations beside the others, whose readers get the flat results in their own shape."""
+
+    def __init__(self, cell: TracedCell) -> None:
+        self._cell, self._graph = cell, cell.graph
+        self._rows_like = cell.inputs[0]
+        self._flat: dict[fx.Node, fx.Node] = {}  # the flat value of each result
+
+    def write(self) -> None:
+        for node in list(self._graph.nodes):
+            shape = self._shape(node)
+            if shape is None or len(shape) < 2 or not self._can_be_flat(node, shape):
+                continue
+            with self._graph.inserting_before(node):
+                operand: Any = partial(self._operand, shape)
+                arguments, options = fx.map_arg(node.args, operand), fx.map_arg(node.kwargs, operand)
+                made = self._call(node, math.prod(shape), node.target, *arguments, **options)
+                rows = self._graph.call_function(_aten.reshape.default, (made, [-1, *shape]))
             rows.meta = dict(node.meta)
-        node.replace_all_uses_with(rows)
-        flat[rows] = made
-    cell.graph.eliminate_dead_code()
+            node.replace_all_uses_with(rows)
+            self._flat[rows] = made
 
+    def _shape(self, node: fx.Node) -> _Shape | None:
+        """Return the shape of rows of float32, one for each of the batch; None for any other value."""
+        try:
+            spec = row_spec(node, self._rows_like)
+        except CannotRewriteError:
+            return None
+        return spec.shape if spec.dtype == "float32" else None
 
-def _rows_of(cell: TracedCell, node: fx.Node) -> _Shape | None:
-    """Return the shape of the rows of a batch of float32; None if the node is none."""
-    value, inputs = node.meta.get("val"), cell.inputs
-    if not isinstance(value, TracedValue) or value.dtype is not torch.float32 or not value.shape or not inputs:
-        return None
-    batch, *shape = value.shape
-    if str(batch) != str(shape_of(inputs[0])[0]) or not all(isinstance(size, int) for size in shape):
-        return None
-    return tuple([int(str(size)) for size in shape])
-
-
-def _can_be_flat(cell: TracedCell, node: fx.Node, shape: _Shape) -> bool:
-    if not (is_elementwise(node) and can_be_assembled(node) and 0 < math.prod(shape) <= _MOST_NUMBERS):
-        return False
-    for operand in operands(node):
-        constant = cell.value(operand)
-        if constant is not None:
-            own = tuple(constant.shape)
-            if constant.dtype is not torch.float32 or (len(own) > len(shape) and own[: -len(shape)] != (1,)):
-                return False
-        elif _spread(_rows_of(cell, operand), shape) is None:
+    def _can_be_flat(self, node: fx.Node, shape: _Shape) -> bool:
+        if not (is_elementwise(node) and can_be_assembled(node) and 0 < math.prod(shape) <= _MOST_NUMBERS):
             return False
-    return True
+        for operand in operands(node):
+            constant = self._cell.value(operand)
+            if constant is not None:
+                own = tuple(constant.shape)
+                if constant.dtype is not torch.float32 or (len(own) > len(shape) and own[: -len(shape)] != (1,)):
+                    return False
+            elif _spread(self._shape(operand), shape) is None:
+                return False
+        return True
+
+    def _operand(self, shape: _Shape, operand: fx.Node) -> fx.Node:
+        """Return an operand of an operation on rows of this shape: a flat row as wide as they are, or one number."""
+        constant = self._cell.value(operand)
+        if constant is not None and constant.numel() == 1:
+            return self._cell.constant(constant.reshape(()))
+        if constant is not None:
+            row = constant.reshape(constant.shape[-len(shape) :]).expand(shape)
+            return self._cell.constant(row.reshape(-1).contiguous())
+        spread = _spread(self._shape(operand), shape)
+        assert spread is not None
+        numbers, times, each = spread
+        row_of = self._flat.get(operand) or self._one_row(operand, numbers)
+        if times == 1:
+            return row_of
+        if each:
+            return self._call(operand, numbers * times, _aten.repeat_interleave.self_int, row_of, times, -1)
+        return self._call(operand, numbers * times, _aten.repeat.default, row_of, [1, times])
+
+    def _one_row(self, operand: fx.Node, numbers: int) -> fx.Node:
+        """Return a value as rows of one dimension. What got a new dimension is as it was before."""
+        source: Any = operand.args[0] if operand.target is _aten.unsqueeze.default else operand
+        if self._shape(source) == (numbers,):
+            return source  # type: ignore[no-any-return]
+        return self._call(operand, numbers, _aten.reshape.default, operand, [-1, numbers])
+
+    def _call(self, rows: fx.Node, width: int, target: Any, *arguments: Any, **options: Any) -> fx.Node:
+        """Return a call whose result is [n, width], with as many rows, and of the dtype, as those of a node."""
+        made = self._graph.call_function(target, arguments, options)
+        made.meta["val"] = like(rows, shape_of(rows)[0], width)
+        return made
 
 
 def _spread(own: _Shape | None, shape: _Shape) -> tuple[int, int, bool] | None:
@@ -272,40 +309,9 @@ def _spread(own: _Shape | None, shape: _Shape) -> tuple[int, int, bool] | None:
     if own is None or len(own) != len(shape):
         return None
     numbers, wanted = math.prod(own), math.prod(shape)
-    for k in range(len(shape), -1, -1):
+    for k in range(len(shape)):
         if own == shape[:k] + (1,) * (len(shape) - k):
             return numbers, wanted // numbers, True
         if own == (1,) * k + shape[k:]:
             return numbers, wanted // numbers, False
     return None
-
-
-def _flat(cell: TracedCell, shape: _Shape, flat: dict[fx.Node, fx.Node], operand: fx.Node) -> fx.Node:
-    """Return an operand of an operation on rows of this shape as a flat row as wide as they are, or as one number."""
-    constant, graph = cell.value(operand), cell.graph
-    if constant is not None:
-        if constant.numel() == 1:
-            return cell.constant(constant.reshape(()))
-        row = constant.reshape(constant.shape[-len(shape) :]).expand(shape)
-        return cell.constant(row.reshape(-1).contiguous())
-    spread = _spread(_rows_of(cell, operand), shape)
-    assert spread is not None
-    numbers, times, each = spread
-    row_of = flat.get(operand) or _one_row(graph, operand, numbers)
-    if times == 1:
-        return row_of
-    target: Any = _aten.repeat_interleave.self_int if each else _aten.repeat.default
-    made = graph.call_function(target, (row_of, times, -1) if each else (row_of, [1, times]))
-    made.meta["val"] = like(operand, shape_of(operand)[0], numbers * times)
-    return made
-
-
-def _one_row(graph: fx.Graph, operand: fx.Node, numbers: int) -> fx.Node:
-    """Return a value as rows of one dimension. What was made of such rows by a new dimension is these rows."""
-    source: Any = operand.args[0] if operand.target is _aten.unsqueeze.default else operand
-    batch = shape_of(operand)[0]
-    if len(shape_of(source)) == 2 and str(shape_of(source)[0]) == str(batch) and shape_of(source)[1] == numbers:
-        return source  # type: ignore[no-any-return]
-    made = graph.call_function(_aten.reshape.default, (operand, [-1, numbers]))
-    made.meta["val"] = like(operand, batch, numbers)
-    return made

@@ -67,7 +67,7 @@ class GraphDriver:
         self._finished: deque[_Done] = deque()
         self._settle: Callable[[Sequence[Settled]], None] = lambda _: None
         self._notify: Callable[[], None] = lambda: None
-        self.tasks = ()  # requests begin when its policy says
+        self.own_tasks = ()
         self.stats = DriverStats()
         self.observer: Callable[[StepsSeen], None] | None = None
 
