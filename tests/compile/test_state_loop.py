@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -99,6 +100,24 @@ def test_operations_on_numbers_are_those_of_torch(count: int) -> None:
         torch.testing.assert_close(
             mine, right, rtol=2e-7 if right.is_floating_point() else 0, atol=2e-6, equal_nan=True, msg=str(output)
         )
+
+
+def test_workers_that_ask_for_steps_of_different_sizes_at_once_each_have_an_answer() -> None:
+    """A trial for fewer rows that waited for another one must not take its place."""
+    trial_is_on, other = threading.Event(), []
+
+    def example(count: int) -> tuple[Tensor, ...]:
+        if not trial_is_on.is_set():
+            trial_is_on.set()
+            other[0].start()
+            other[0].join(0.05)
+        return numbers(count)
+
+    choice = StateChoice(loop_of_numbers(), Numbers(), example)
+    other.append(threading.Thread(target=choice.fastest, args=(2,)))
+    choice.fastest(70)
+    other[0].join()
+    assert len(choice.faster) == 71
 
 
 def specs_of(module: nn.Module) -> tuple[ValueSpec, ...]:

@@ -93,7 +93,7 @@ class ChainLoop:
         self._step = step
         self._shares = shares = _Shares(looped, hoist, step_inputs)
         self._faster: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self._measuring = threading.Lock()
+        self._measuring = threading.RLock()
         weights, bias = looped.step.rows
         parts, outputs = (tuple([p for p in side if p != TOKEN]) for side in (looped.state, looped.outputs))
         self._steps = RecurrentLoop(
@@ -136,9 +136,13 @@ class ChainLoop:
 
     def fastest(self, batch: int) -> RecurrentLoop | GreedyLoop | None:
         """Return the loop if it is faster for tasks whose largest step has `batch` rows. Measured now if not before."""
-        if batch >= len(self._faster):
-            self.measure(range(1, (1 << batch.bit_length()) + 1), self._shares.hoist_sizes)
-        return self.loop if self._faster[batch] else None
+        faster = self._faster  # no lock for each task: workers share the cell
+        if batch >= len(faster):
+            with self._measuring:
+                if batch >= len(self._faster):
+                    self.measure(range(1, (1 << batch.bit_length()) + 1), self._shares.hoist_sizes)
+                faster = self._faster
+        return self.loop if faster[batch] else None
 
 
 def chain_loop(

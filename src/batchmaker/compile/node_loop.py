@@ -195,11 +195,13 @@ class NodeChoice:
         """Return the loop if it is faster for tasks whose largest step has `batch` rows. Measured now if not before."""
         if self.loop is None:
             return None
-        if not len(self.faster):  # no lock for each task: workers share the cell
+        faster = self.faster  # no lock for each task: workers share the cell
+        if not len(faster):
             with self._measuring:
                 if not len(self.faster):
                     self.measure()
-        return self.loop if self.faster[min(batch, len(self.faster) - 1)] else None
+                faster = self.faster
+        return self.loop if faster[min(batch, len(faster) - 1)] else None
 
 
 def _trial(

@@ -362,34 +362,37 @@ class StateChoice:
         """Return the loop if it is faster for tasks whose largest step has `batch` rows. Measured now if not before."""
         if self.loop is None:
             return None
-        if batch >= len(self.faster):
-            self._measure(self.loop, batch)
-        return self.loop if self.faster[batch] else None
+        faster = self.faster  # no lock for each task: workers share the cell
+        if batch >= len(faster):
+            with self._measuring:
+                if batch >= len(self.faster):
+                    self._measure(self.loop, batch)
+                faster = self.faster
+        return self.loop if faster[batch] else None
 
     def _measure(self, loop: StateLoop, largest: int) -> None:
-        with self._measuring:
-            ratios: dict[int, float] = {}
-            end_s = time.thread_time() + _ALL_S
-            for n in sorted({min(size, largest) for size in _SIZES} | {largest}):
-                if ratios and time.thread_time() > end_s:
-                    break
-                rows = self._example(n)
-                stepped = _stepped(self._step, rows, len(rows) - loop.num_hoisted)
-                begin_s = time.thread_time()
-                stepped()
-                if time.thread_time() - begin_s > _SLOW_S:  # the work around it is little beside
-                    ratios[n] = 1.0
-                    continue
-                looped = loop.trial(rows, _STEPS)
-                try:
-                    looped()  # compile or load it
-                    mine, others = least_s([looped, stepped])
-                except RAISED_BY_USERS:  # such as a counter that points beyond a table of fixed room after some steps
-                    ratios[n] = 1.0
-                    continue
-                ratios[n] = mine / (_STEPS * max(others, 1e-9))
-            sizes = sorted(ratios)
-            self.faster = np.interp(np.arange(largest + 1), sizes, [ratios[n] for n in sizes]) < 1
+        ratios: dict[int, float] = {}
+        end_s = time.thread_time() + _ALL_S
+        for n in sorted({min(size, largest) for size in _SIZES} | {largest}):
+            if ratios and time.thread_time() > end_s:
+                break
+            rows = self._example(n)
+            stepped = _stepped(self._step, rows, len(rows) - loop.num_hoisted)
+            begin_s = time.thread_time()
+            stepped()
+            if time.thread_time() - begin_s > _SLOW_S:  # the work around it is little beside
+                ratios[n] = 1.0
+                continue
+            looped = loop.trial(rows, _STEPS)
+            try:
+                looped()  # compile or load it
+                mine, others = least_s([looped, stepped])
+            except RAISED_BY_USERS:  # such as a counter that points beyond a table of fixed room after some steps
+                ratios[n] = 1.0
+                continue
+            ratios[n] = mine / (_STEPS * max(others, 1e-9))
+        sizes = sorted(ratios)
+        self.faster = np.interp(np.arange(largest + 1), sizes, [ratios[n] for n in sizes]) < 1
 
 
 def _stepped(step: Callable[..., tuple[Tensor, ...]], rows: tuple[Tensor, ...], num_state: int) -> Callable[[], Any]:
