@@ -14,6 +14,7 @@ from torch import Tensor
 import batchmaker as bm
 from batchmaker.clock import Clock
 from batchmaker.compile.binding import BoundCell
+from batchmaker.compile.forms import PlainModule
 from batchmaker.compile.node_loop import NodeLoop
 from batchmaker.compile.state_loop import StateLoop
 from batchmaker.core import batching
@@ -28,6 +29,7 @@ from batchmaker.engine.answer import Answer
 from batchmaker.engine.heartbeat import Watchdog
 from batchmaker.engine.request import Ticket
 from batchmaker.engine.worker import Worker
+from batchmaker.engine.workers import Workers
 from batchmaker.executor.memories import MemoryReader
 from batchmaker.graph.recorder import Recorder
 from batchmaker.kernels.cpu import choice
@@ -43,6 +45,16 @@ say_where_nothing_is_kept = setup._say_where_nothing_is_kept
 
 def workers(engine: bm.Engine) -> tuple[Worker, ...]:
     return tuple(engine._workers.members)
+
+
+def adapting_workers(engine: bm.Engine) -> Workers:
+    """The workers of an engine, as with `workers="auto"` on many processors."""
+    engine._workers._adapts = True
+    return engine._workers
+
+
+def plain_form(cell: BoundCell) -> PlainModule:
+    return cell._forms._plain
 
 
 def scheduler(engine: bm.Engine) -> Any:

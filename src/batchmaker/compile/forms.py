@@ -68,8 +68,9 @@ class PlainModule:
         somebody has put a part into another mode since.
         """
         if self._copy is None:
-            self._copy = _copy_on(self.module, self.device)
-            self._parts = tuple(self._copy.modules())
+            module = _copy_on(self.module, self.device)
+            self._parts = tuple(module.modules())
+            self._copy = module  # last: workers share this form
         if list(map(_mode_of, self._parts)) != self._modes:
             raise ModelError(
                 f"{self.where}: it runs as it is, and its module is in another mode than at its first use, such as by "

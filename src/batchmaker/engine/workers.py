@@ -49,7 +49,7 @@ class Workers:
     def __init__(self, workers: Sequence[Worker], *, adapts: bool = False) -> None:
         self.members = tuple(workers)
         self._adapts = adapts and hasattr(time, "pthread_getcpuclockid")
-        self._looked_s, self._seen_s = time.monotonic(), 0.0
+        self._look = time.monotonic(), 0.0  # when it last looked, and the processor time until then
         self._num_taking = len(self.members)
         self.is_running = False
         self.entrance = self.members[0] if len(self.members) == 1 else self
@@ -124,6 +124,11 @@ class Workers:
         for worker, share in self._dealt(item):
             worker.send(share)
 
+    def serve_here(self, within_s: float | None) -> None:
+        """Answer short requests in the calling thread; see Worker.serve_here."""
+        for worker in self.members:
+            worker.serve_here(within_s)
+
     def hold(self, tickets: list[Ticket]) -> None:
         """Accept requests, but hand them over later; see Worker.hold."""
         for worker, share in self._dealt(tickets):
@@ -169,12 +174,12 @@ class Workers:
         wait. So this looks at how many processors the workers have kept busy lately. As many take requests as can each
         be busy for TO_BE_BUSY of the time, and one more, so that their number can grow; two at least.
         """
-        now_s = time.monotonic()
-        if not self._adapts or now_s < self._looked_s + LOOK_S:
+        now_s, (looked_s, seen_s) = time.monotonic(), self._look  # other callers may look at the same time
+        if not self._adapts or now_s < looked_s + LOOK_S:
             return self._num_taking
-        seen_s = sum([worker.used_s for worker in self.members])
-        busy = (seen_s - self._seen_s) / (now_s - self._looked_s)
-        self._looked_s, self._seen_s = now_s, seen_s
+        used_s = sum([worker.used_s for worker in self.members])
+        self._look = now_s, used_s
+        busy = max(0.0, used_s - seen_s) / (now_s - looked_s)  # one that has ended has used nothing
         self._num_taking = min(len(self.members), int(busy / TO_BE_BUSY) + 2)
         return self._num_taking
 

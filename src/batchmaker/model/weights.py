@@ -39,7 +39,7 @@ class WatchedWeights:
 
     def changed(self) -> ModelError:
         """Return the error of requests that come after a weight has changed."""
-        changed = [name for name, weight, version in self._by_id.values() if version_of(weight) != version]
+        changed = [name for name, weight, version in list(self._by_id.values()) if version_of(weight) != version]
         return ModelError(
             f"cell {changed[0]!r}: its weights have changed since they were read, at its first use, and some would be "
             "new and some old. Make a new model and engine for new weights; of a network that is trained meanwhile, "

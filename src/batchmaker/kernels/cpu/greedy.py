@@ -89,7 +89,10 @@ class GreedyLoop:
         stopped, skipped = np.zeros((2, count), np.bool_)
         room = recurrent.room()
         copies = room.copies_of(task, self.outputs)
-        scores = self._rooms.pop() if self._rooms else aligned_zeros((BLOCK, len(self._bias)), np.float32)
+        try:
+            scores = self._rooms.pop()
+        except IndexError:
+            scores = aligned_zeros((BLOCK, len(self._bias)), np.float32)
         of, rows, h, c, token = task.move_tables, task.move_rows, self._h, self._c, self._token
         loops: LoopEnds = _NoEnds() if ends is None else ends
         done = run_greedy(
