@@ -301,7 +301,9 @@ def test_an_engine_that_begins_anew_runs_requests_alone_again(runs: list[Any], m
                 raise failures.pop()
             poll(driver)
 
-        async def in_an_event_loop() -> Any:  # who waits in a thread may be answered there, without a turn of the engine
+        async def in_an_event_loop() -> (
+            Any
+        ):  # who waits in a thread may be answered there, without a turn of the engine
             return await engine.submit(rows(1, 2))
 
         monkeypatch.setattr(type(engine.driver), "poll", failing)

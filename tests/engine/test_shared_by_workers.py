@@ -44,10 +44,10 @@ def test_a_cell_type_that_another_worker_adds_is_learnt_next() -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [time.monotonic()]
     monkeypatch.setattr(workers.time, "monotonic", lambda: now[0])
-    yield now
+    return now
 
 
 class Twice(bm.Model):

@@ -84,8 +84,12 @@ class Incoming:
         """
         tickets: list[Ticket] = []
         has_called = False
-        while item is not None or not self.inbox.empty():  # nobody else takes items out
-            item = self.inbox.get_nowait() if item is None else item
+        while item is not None or not self.inbox.empty():
+            if item is None:
+                try:
+                    item = self.inbox.get_nowait()
+                except queue.Empty:  # the engine's thread, which waits for one, was faster; see Worker.serve_here
+                    break
             if isinstance(item, list):
                 tickets += item
             else:

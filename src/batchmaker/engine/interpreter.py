@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import gc
 import signal
 import sys
@@ -20,9 +21,6 @@ twenty requests. Most of these are still in use, so each look costs time and fin
 
 _NAMES: Final = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGVTALRM", "SIGPROF")
 _SIGNALS: Final = tuple([int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name)])
-# Without their conversion to enums, which takes as long as a short request.
-_set_handler: Final = getattr(signal.signal, "__wrapped__", signal.signal)
-_get_handler: Final = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
 
 def tune_interpreter() -> None:
@@ -42,7 +40,8 @@ class SignalsLater:
     """Within it, Python's handlers of signals do not run; they do at its end. A second signal runs its own at once.
 
     Python runs handlers in the main thread, between any two operations, and most raise. What may not end half-way is
-    put here. In other threads it does nothing.
+    put here. In other threads it does nothing. `_signal` is `signal` without enums, which would take as long as all
+    else that a short request needs.
     """
 
     __slots__ = ("_before", "_came")
@@ -56,9 +55,9 @@ class SignalsLater:
             return
         try:
             for number in _SIGNALS:
-                if callable(handler := _get_handler(number)):
+                if callable(handler := _signal.getsignal(number)):
                     self._before.append((number, handler))
-                    _set_handler(number, self._note)
+                    _signal.signal(number, self._note)
         except BaseException:  # of a handler that still ran
             self._put_back()
             raise
@@ -79,7 +78,7 @@ class SignalsLater:
     def _put_back(self) -> None:
         try:
             while self._before:
-                _set_handler(*self._before[-1])
+                _signal.signal(*self._before[-1])
                 self._before.pop()
         finally:  # a handler that is back may have raised
             if self._before:

@@ -150,8 +150,11 @@ class Unfolder:
         No unfold function runs.
         """
         weights, total = self._registry.weights.found
-        if sum(map(version_of, weights)) != total or any([ticket.bulk is not None for ticket in tickets]):
+        if sum(map(version_of, weights)) != total:
             return tickets
+        for ticket in tickets:
+            if ticket.bulk is not None:
+                return tickets
         level = level_of(len(tickets)) if self._registry.forms_depend_on_concurrency else 0
         templates, _ = self._from_templates(self._asked(tickets), level)
         for place, (ticket, from_template) in enumerate(zip(tickets, templates, strict=True)):

@@ -103,7 +103,7 @@ class InlineExecutor(ComputingExecutor):
         """
         return (
             self._num_threads == 1
-            and not torch.is_autocast_enabled("cpu")
+            and not torch._C._is_any_autocast_enabled()
             and not torch.is_inference_mode_enabled()
             and not torch._C._len_torch_function_stack()
             and not torch._C._len_torch_dispatch_stack()
