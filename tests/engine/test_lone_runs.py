@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import pickle
 from collections.abc import Iterator
@@ -301,13 +300,8 @@ def test_an_engine_that_begins_anew_runs_requests_alone_again(runs: list[Any], m
                 raise failures.pop()
             poll(driver)
 
-        async def in_an_event_loop() -> (
-            Any
-        ):  # who waits in a thread may be answered there, without a turn of the engine
-            return await engine.submit(rows(1, 2))
-
         monkeypatch.setattr(type(engine.driver), "poll", failing)
-        assert asyncio.run(in_an_event_loop()).tolist() == [3]
+        assert ask(engine, rows(1, 2), 1).tolist() == [3]
         assert engine.stats.restarts == 1
         ran = len(runs)
         assert ask(engine, rows(1, 2)).tolist() == [3]

@@ -29,6 +29,7 @@ from batchmaker.core.layout import (
     MAX_STEPS,
     MIN_BATCH,
     NODE_MASK,
+    NODES,
     NOWHERE,
     NUM_FREE,
     NUM_INPUTS,
@@ -56,6 +57,7 @@ from batchmaker.core.layout import (
     TAIL_OF_QUEUE,
     TASKS_ON,
     TURNS_PASSED,
+    USED,
     WEIGHS_TASKS,
 )
 from batchmaker.core.priorities import is_chunk, level_of
@@ -234,7 +236,8 @@ def form(addresses: Ints, type_id: int, worker: int, by_age: bool, may_ask: bool
         max_batch = _num_beside(nodes, state.requests, keys, state.known_s[type_id], max_batch)
     rows_wanted, rows_needed, batch, rows_each = 0, 0, min(len(keys), max_batch), 1 + types[OWN_MEMORY, type_id]
     if plan_rows and batch > 0:
-        wanted = batch * int(min(1.0 * rules[MAX_STEPS], budget_s / seconds[batch] + 1)) + max_batch
+        wanted = batch * int(min(1.0 * rules[MAX_STEPS], budget_s / seconds[batch] + 1))
+        wanted = min(wanted, state.counts[USED + NODES]) + max_batch  # there are no more nodes
         wanted, needed = wanted * rows_each, batch * rows_each
         if pools[NUM_FREE, pool] < (wanted if may_ask else needed):
             rows_wanted, rows_needed, keys, ranks = wanted, needed, keys[:0], ranks[:0]

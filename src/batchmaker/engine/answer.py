@@ -37,9 +37,6 @@ class Handover(Protocol):
         """Hand over the requests that are held until the end of an event loop's turn."""
         ...
 
-    def serve_here(self, within_s: float | None) -> None:
-        """Answer short requests that have just come in the calling thread, which would wait for so long."""
-
 
 def waits_for_itself() -> OptionError:
     """Return the error of a caller in the engine's own thread that is about to wait for it."""
@@ -261,9 +258,6 @@ class Answer:
         if timeout != 0 and self.handover.is_own_thread:
             raise waits_for_itself()
         self.handover.release()  # an event loop's requests are held until its turn ends, but this call blocks the turn
-        self.handover.serve_here(timeout)
-        if self.done():
-            return
         sleeping = threading.Lock()  # acquired twice here; the thread that ends the request releases it in between
         sleeping.acquire()
         self._waiting.append(sleeping.release)

@@ -121,7 +121,6 @@ class CellDriver:
         self._record: Onlooker[[Sequence[Event], Sequence[Command]]] | None = None
         self._lone = lone
         self._alone_s = 0.0  # expected of the requests that ran alone in this turn
-        self._runs_alone = False  # whether the last ones that could have did
         self.on_device: OnDevice | None = None
 
     @property
@@ -385,20 +384,6 @@ class CellDriver:
         for ticket in controls:
             self._control(ticket, events)
 
-    @property
-    def can_answer_here(self) -> bool:
-        """See Driver."""
-        return self._runs_alone and self._lone is not None and self._lone.can_compute_here
-
-    def answer_here(self, tickets: Sequence[Ticket]) -> Sequence[Ticket]:
-        """See Driver."""
-        if not self._may_run_alone(tickets):
-            return tickets
-        self._alone_s = 0.0
-        left = self._unfolder.answer_alone(tickets, self._run_alone)
-        self._runs_alone = not left
-        return left
-
     def _may_run_alone(self, tickets: Sequence[Ticket]) -> bool:
         """Whether requests may run one after another: nothing is in flight, they are few, and no event is recorded."""
         runs = self._lone
@@ -428,7 +413,6 @@ class CellDriver:
             self._counts.add(task, self._registry.types[task.type_id], done, now_s, ticket.request_id)
         self.stats.tasks += len(run.tasks)
         self._alone_s += run.seconds
-        self._runs_alone = True
         ticket.started_s = began_s
         ticket.num_cells += values[0].num_nodes
         self._settle([(ticket, result, None)])

@@ -49,16 +49,6 @@ class Driver(Protocol):
     def advance(self, tickets: Sequence[Ticket]) -> None:
         """Handle the polled work and these new requests together, then start more work."""
 
-    @property
-    def can_answer_here(self) -> bool:
-        """Whether `answer_here` may answer requests in the calling thread. Any thread may ask."""
-
-    def answer_here(self, tickets: Sequence[Ticket]) -> Sequence[Ticket]:
-        """Answer the first of these requests in the calling thread, as long as they are short. Return the others.
-
-        Nothing is in flight, and the engine's thread waits meanwhile.
-        """
-
     def next_wakeup_s(self) -> float | None:
         """Engine time at which `advance` must be called even if nothing finishes; None if there is none."""
 

@@ -21,10 +21,10 @@ from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.explain import Explanation, explained
 from batchmaker.engine.heartbeat import Heartbeat
-from batchmaker.engine.interpreter import tune_interpreter
 from batchmaker.engine.observers import Onlooker
 from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES, SequenceLimit
 from batchmaker.engine.options import check_choice, check_flag, check_number, check_whole, checked_priority
+from batchmaker.engine.python_settings import tune_interpreter
 from batchmaker.engine.request import AnswerTaker, SequenceEnded, Settled, Ticket
 from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.setup import Drivers, choose_policy, make_driver, only_steps, prepare_scheduler, separated

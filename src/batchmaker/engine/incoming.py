@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from typing import Final, final
@@ -77,19 +77,11 @@ class Incoming:
             return self.inbox.get(timeout=patience_s)
         return None
 
-    def take(self, item: Item | None = None) -> bool:
-        """Take `item` and all that are in the inbox now: put requests into the backlog, call what is to be called.
-
-        Returns whether there was anything to call.
-        """
+    def take(self, item: Item | None = None) -> None:
+        """Take `item` and all that are in the inbox now: put requests into the backlog, call what is to be called."""
         tickets: list[Ticket] = []
-        has_called = False
-        while item is not None or not self.inbox.empty():
-            if item is None:
-                try:
-                    item = self.inbox.get_nowait()
-                except queue.Empty:  # the engine's thread, which waits for one, was faster; see Worker.serve_here
-                    break
+        while item is not None or not self.inbox.empty():  # nobody else takes items out
+            item = self.inbox.get_nowait() if item is None else item
             if isinstance(item, list):
                 tickets += item
             else:
@@ -97,14 +89,7 @@ class Incoming:
                     self._accept(tickets)  # a function may be about a request that came before it
                     tickets = []
                 item()
-                has_called = True
             item = None
-        if tickets:
-            self._accept(tickets)
-        return has_called
-
-    def take_back(self, tickets: Sequence[Ticket]) -> None:
-        """Put requests that were taken out of the backlog into it again. It is empty."""
         if tickets:
             self._accept(tickets)
 
@@ -227,7 +212,7 @@ class Incoming:
             self.inbox.put(call)
         return {ticket.request_id for ticket in (*tickets, *self.held)}
 
-    def _accept(self, tickets: Sequence[Ticket]) -> None:
+    def _accept(self, tickets: list[Ticket]) -> None:
         self._backlog.join_all([(ticket.request_id, ticket, ticket.precedence) for ticket in tickets])
         for ticket in tickets:
             self.num_waiting += ticket.num_requests

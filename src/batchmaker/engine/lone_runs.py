@@ -23,7 +23,6 @@ from batchmaker.executor.base import StepsResult
 from batchmaker.executor.inline import InlineExecutor
 from batchmaker.graph.spec import CellType
 from batchmaker.graph.values import ValueSequence
-from batchmaker.model.scope import current_scope
 from batchmaker.model.structure import Handle
 from batchmaker.model.template_values import TemplateValues
 from batchmaker.model.templates import Template
@@ -108,11 +107,6 @@ class LoneRuns:
         self._ids = cast(Iterator[RequestId], count())
         self._runs: dict[Template, LoneRun | None] = {}
         self.is_on = True
-
-    @property
-    def can_compute_here(self) -> bool:
-        """Whether the calling thread, which is not in an unfold function, computes the same as any other."""
-        return current_scope.get() is None and self._executor.can_compute_here
 
     def run_of(self, template: Template, within_s: float) -> LoneRun | None:
         """Return what is done for requests of a template, if that is known and expected to take so many seconds."""

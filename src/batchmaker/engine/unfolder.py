@@ -142,28 +142,6 @@ class Unfolder:
         self.stats.unfold_s += time.perf_counter() - begin
         return entered
 
-    def answer_alone(
-        self, tickets: Sequence[Ticket], alone: Callable[[Ticket, TemplateValues], bool]
-    ) -> Sequence[Ticket]:
-        """Let `alone` answer the first of these requests, as long as they have templates and it can. Return the others.
-
-        No unfold function runs.
-        """
-        weights, total = self._registry.weights.found
-        if sum(map(version_of, weights)) != total:
-            return tickets
-        for ticket in tickets:
-            if ticket.bulk is not None:
-                return tickets
-        level = level_of(len(tickets)) if self._registry.forms_depend_on_concurrency else 0
-        templates, _ = self._from_templates(self._asked(tickets), level)
-        for place, (ticket, from_template) in enumerate(zip(tickets, templates, strict=True)):
-            answer = ticket.answer
-            is_given_up = ticket.error is not None or (answer is not None and answer.verdicts)
-            if is_given_up or from_template is None or not alone(ticket, from_template):
-                return tickets[place:]
-        return ()
-
     def _begin_bulks(
         self, bulks: Bulks, tickets: Sequence[Ticket], level: int, now_s: float, events: list[Event], settle: Settle
     ) -> tuple[list[Ticket], list[TemplateValues | None], list[Sight | None]]:

@@ -16,8 +16,6 @@ from batchmaker.engine import forks
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.heartbeat import Heartbeat, Watchdog, stack_of
 from batchmaker.engine.incoming import FEWEST_ARRIVALS, Incoming, Item
-from batchmaker.engine.interpreter import SignalsLater
-from batchmaker.engine.lone_runs import MOST, SHORT_S
 from batchmaker.engine.observers import release_frames
 from batchmaker.engine.request import Settled, SettledChunk, Ticket, in_bulks
 from batchmaker.engine.unanswered import Unanswered
@@ -76,9 +74,6 @@ class Worker:
         self._draining = False
         self._unanswered = Unanswered(on_settled, on_leave)
         self._lock = threading.Lock()
-        self._turning = _held()
-        self._turned_by: int | None = None  # the caller's thread that turns the driver
-        self._failed_here: BaseException | None = None  # what ended a turn there
         self.is_running = False
         self.on_idle: Callable[[], None] | None = None
         self.on_failed: Callable[[], None] | None = None
@@ -108,8 +103,8 @@ class Worker:
 
     @property
     def is_own_thread(self) -> bool:
-        """Whether the caller runs in its thread, as a callback does, or in one that answers a request in its place."""
-        return threading.current_thread() is self._thread or self._turned_by == threading.get_ident()
+        """Whether the caller runs in its thread, as a callback does."""
+        return threading.current_thread() is self._thread
 
     def heartbeat(self) -> Heartbeat:
         """Return what the thread does now. Any thread may ask; each value was true a moment ago."""
@@ -220,41 +215,6 @@ class Worker:
             with self._lock:
                 self._incoming.put_held()
 
-    def serve_here(self, within_s: float | None) -> None:
-        """Answer what has just come in the calling thread, if it is short and the engine's thread has nothing to do.
-
-        This saves two changes of threads, which take longer than a short request. within_s: how long the caller waits;
-        None: for any time. What is not answered is left to the engine's thread.
-
-        Race: who holds `_turning` turns the driver. The engine's thread gives it away only while it waits with nothing
-        in flight. If a turn here fails, the engine's thread begins anew, as after one of its own.
-        """
-        incoming = self._incoming
-        if (within_s is not None and within_s < SHORT_S) or incoming.inbox.empty() or not self._driver.can_answer_here:
-            return
-        with SignalsLater():
-            if not self._turning.acquire(blocking=False):
-                return
-            self._turned_by, self._doing = threading.get_ident(), "answering in a caller's thread"
-            self._since_s, self._waits = self._clock.now_s(), False
-            calls = True
-            try:
-                if self._failed_here is not None:
-                    return
-                calls = incoming.take()
-                if 0 < incoming.num_waiting <= MOST and not incoming.num_chunks:
-                    incoming.take_back(self._driver.answer_here(incoming.first()))
-                self._unanswered.flush()
-            except BaseException as error:
-                self._failed_here, calls = error, True
-                if not isinstance(error, Exception):
-                    raise
-            finally:
-                self._waits, self._turned_by = True, None
-                if calls or incoming.num_waiting:
-                    incoming.inbox.put(self._wake)
-                self._turning.release()
-
     def cancel(self, request_id: RequestId) -> None:
         """Give a request up, if it is not answered yet."""
         self._incoming.inbox.put(partial(self._cancel, request_id))
@@ -301,7 +261,7 @@ class Worker:
     # --- in another thread, while the engine's thread hangs --------------------------------------------------------
 
     def _thread_id(self) -> int | None:
-        return self._turned_by or (None if self._thread is None else self._thread.ident)
+        return None if self._thread is None else self._thread.ident
 
     def _answer_late(self, beat: Heartbeat) -> None:
         """Answer the requests whose deadlines have passed. They stay in flight until the engine's thread goes on."""
@@ -335,7 +295,7 @@ class Worker:
 
     def after_fork(self) -> None:
         """See forks. An engine that has not started has no threads yet, and may start in the child."""
-        self._lock, self._turning = threading.Lock(), _held()
+        self._lock = threading.Lock()
         if self._thread is None:
             return
         said = (
@@ -465,18 +425,8 @@ class Worker:
             self.on_idle()
         wakeup_s = self._driver.next_wakeup_s()
         patience_s = None if wakeup_s is None else max(0.0, wakeup_s - self._clock.now_s())
-        is_idle = not self._driver.num_in_flight and not self._incoming.num_waiting
         self._waits = True
-        if is_idle:
-            self._turning.release()  # see serve_here
         item = self._incoming.wait(patience_s)
-        if is_idle:
-            self._turning.acquire()
-            if (error := self._failed_here) is not None:
-                self._failed_here = None
-                if item is not None:
-                    self._incoming.inbox.put(item)
-                raise error
         # Race: `heartbeat` reads `_waits` first and `_since_s` second. In this order a reader that sees the end of the
         # wait also sees when the turn began, so it never reports the time of the wait as time of work.
         self._since_s = self._clock.now_s()
@@ -540,10 +490,3 @@ class Worker:
             outcomes.append((ticket, None, error))
         self._unanswered.deliver(self._unanswered.claim(outcomes, self._clock.now_s()))
         self._unanswered.flush()
-
-
-def _held() -> threading.Lock:
-    """Return a lock that is taken."""
-    lock = threading.Lock()
-    lock.acquire()
-    return lock

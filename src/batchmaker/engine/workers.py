@@ -124,11 +124,6 @@ class Workers:
         for worker, share in self._dealt(item):
             worker.send(share)
 
-    def serve_here(self, within_s: float | None) -> None:
-        """Answer short requests in the calling thread; see Worker.serve_here."""
-        for worker in self.members:
-            worker.serve_here(within_s)
-
     def hold(self, tickets: list[Ticket]) -> None:
         """Accept requests, but hand them over later; see Worker.hold."""
         for worker, share in self._dealt(tickets):

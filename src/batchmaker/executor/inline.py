@@ -80,34 +80,15 @@ class InlineExecutor(ComputingExecutor):
 
     def compute(self, task: RunTask) -> list[StepsResult]:
         """Run the steps of a task now, without stop tests, and return their results: up to the first with a failure."""
-        running, results = self._runner.begin(task), list[StepsResult]()
-        before = torch.get_num_threads()  # of this thread, which may be a caller's
-        if before != self._num_threads:
+        if not self._ready:
             torch.set_num_threads(self._num_threads)
-        try:
-            while running.num_finished < len(task.ends):
-                results.append(running.advance())
-                if results[-1].failed:
-                    break
-        finally:
-            if before != self._num_threads:
-                torch.set_num_threads(before)
+            self._ready = True
+        running, results = self._runner.begin(task), list[StepsResult]()
+        while running.num_finished < len(task.ends):
+            results.append(running.advance())
+            if results[-1].failed:
+                break
         return results
-
-    @property
-    def can_compute_here(self) -> bool:
-        """Whether `compute` gives the same in the calling thread as in any other.
-
-        Not with several compute threads, of which each thread would make its own; nor where the caller has changed what
-        operations of its thread do, such as by autocast or a default device.
-        """
-        return (
-            self._num_threads == 1
-            and not torch._C._is_any_autocast_enabled()
-            and not torch.is_inference_mode_enabled()
-            and not torch._C._len_torch_function_stack()
-            and not torch._C._len_torch_dispatch_stack()
-        )
 
     def stop(self) -> None:
         """Do nothing: no step runs between two polls."""

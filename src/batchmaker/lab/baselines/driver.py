@@ -92,13 +92,6 @@ class GraphDriver:
         return False
 
     @property
-    def can_answer_here(self) -> bool:
-        return False
-
-    def answer_here(self, tickets: Sequence[Ticket]) -> Sequence[Ticket]:
-        return tickets
-
-    @property
     def num_in_flight(self) -> int:
         return len(self._tickets)
 

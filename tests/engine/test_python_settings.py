@@ -10,7 +10,7 @@ import pytest
 from engine_models import Sums
 
 import batchmaker as bm
-from batchmaker.engine.interpreter import COLLECT_AFTER, SWITCH_INTERVAL_S
+from batchmaker.engine.python_settings import COLLECT_AFTER, SWITCH_INTERVAL_S
 
 
 @pytest.fixture(autouse=True)
