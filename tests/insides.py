@@ -53,6 +53,11 @@ def adapting_workers(engine: bm.Engine) -> Workers:
     return engine._workers
 
 
+def lone_table_bytes(engine: bm.Engine) -> int:
+    """The bytes of the tables in which requests that come alone run."""
+    return int(engine.driver._lone._executor.table_bytes)
+
+
 def plain_form(cell: BoundCell) -> PlainModule:
     return cell._forms._plain
 

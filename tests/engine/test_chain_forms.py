@@ -148,6 +148,26 @@ def test_a_run_over_nothing_gives_its_init_and_no_steps(first: list[int], worker
         assert any(driver.templates.num_templates for driver in engine.drivers)  # type: ignore[attr-defined]
 
 
+def test_a_map_over_the_steps_of_a_run_over_nothing_gives_nothing() -> None:
+    class Tagger(Writer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tag, self.score = bm.Cell(nn.Linear(SIZE, 3)), bm.Cell(nn.Bilinear(SIZE, 3, 1))
+
+        def unfold(self, prompt: Any) -> Any:
+            steps = self.step.run(prompt, torch.zeros(SIZE))[1].steps
+            tags = self.tag.map(steps)
+            return tags, self.score.map(steps, tags)
+
+    model = Tagger()
+    with bm.Engine(model, threads=1) as engine:
+        for prompt in [*PROMPTS, [], *PROMPTS, []]:
+            tags, scores = engine.submit(prompt).result(60)
+            assert (tags.shape, scores.shape) == ((len(prompt), 3), (len(prompt), 1))
+        tags, scores = engine.submit([]).result(60)
+    assert tags.dtype == scores.dtype == torch.float32
+
+
 def test_the_init_of_a_run_over_nothing_may_be_the_end_of_a_loop_or_of_another_run() -> None:
     class Chained(Writer):
         def unfold(self, prompt: Any) -> Any:

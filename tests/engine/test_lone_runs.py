@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import batchmaker as bm
 from batchmaker.engine import StepSeen, lone_runs
 from batchmaker.errors import CancelledError, CellError, DeadlineError
+from insides import lone_table_bytes
 
 WORDS = 20
 WIDTH = 4
@@ -279,6 +280,21 @@ def test_streams_and_chunks_go_through_the_scheduler(runs: list[Any]) -> None:
         with engine.open_sequence() as sequence:
             assert [sequence.submit(rows(1, 2)).result(60).tolist() for _ in range(5)] == [[3], [6], [9], [12], [15]]
         assert len(runs) == ran
+
+
+def test_their_tables_have_room_for_a_few_requests(runs: list[Any]) -> None:
+    class Mapping(bm.Model):
+        def __init__(self) -> None:
+            self.word, self.tag = bm.Cell(nn.Embedding(WORDS, 64)), bm.Cell(nn.Linear(64, 64))
+
+        def unfold(self, words: Any) -> Any:
+            return self.tag.map(self.word.map(words))
+
+    with bm.Engine(Mapping(), threads=1, workers=1) as engine:
+        for length in (5, 9, 17):
+            ask(engine, [7] * length)
+        assert runs
+        assert lone_table_bytes(engine) < 4 << 20
 
 
 def test_tasks_are_kept_of_so_many_templates(

@@ -111,8 +111,11 @@ class Recorder:
     ) -> tuple[ValueSequence, ...]:
         """Add one node per element, without edges between them, and return the outputs as sequences.
 
-        memories: see `remember`; every node reads all of them.
+        memories: see `remember`; every node reads all of them. Of empty sequences of values it makes empty ones.
         """
+        is_empty = len(arguments) > 0 and type(arguments[0]) is ValueSequence and not len(arguments[0])
+        if is_empty and all(type(one) is ValueSequence and not len(one) for one in arguments):
+            return tuple([ValueSequence(range(0), of) for of in self.outputs_of(cell)])
         count = common_length(cell, arguments)
         first = self._claim(count, cell)
         sources, outputs = self._read(first, cell, count, arguments)
