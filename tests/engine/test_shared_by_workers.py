@@ -19,6 +19,7 @@ from batchmaker.engine.stats import DriverStats
 from batchmaker.engine.unfolder import Unfolder
 from batchmaker.engine.worker import Worker
 from batchmaker.graph.spec import ValueSpec
+from batchmaker.model import weights
 from insides import adapting_workers, plain_form
 
 
@@ -46,7 +47,7 @@ def test_a_cell_type_that_another_worker_adds_is_learnt_next() -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [time.monotonic()]
-    monkeypatch.setattr(workers.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
@@ -109,3 +110,19 @@ def test_a_module_that_two_workers_use_for_the_first_time_is_in_its_mode_for_bot
     module.between = lambda: made.append(form(x))
     torch.testing.assert_close(form(x)[0], module(x))
     torch.testing.assert_close(made[0][0], module(x))
+
+
+def test_changed_weights_are_named_while_another_worker_binds_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, module, more = weights.WatchedWeights(), nn.Linear(2, 2), [nn.Linear(2, 2)]
+    watched.add("scores", module)
+    with torch.no_grad():
+        module.bias.add_(1)
+    version_of = weights.version_of
+
+    def bind_between(weight: Tensor) -> int:
+        if more:
+            watched.add("other", more.pop())
+        return version_of(weight)
+
+    monkeypatch.setattr(weights, "version_of", bind_between)
+    assert "'scores'" in str(watched.changed())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,3 +169,25 @@ def test_bfloat16_weights_make_bfloat16_rows() -> None:
 def test_impossible_numbers_of_threads_are_refused() -> None:
     with pytest.raises(OptionError, match="at least 1"):
         InlineExecutor([], [], num_threads=0)
+
+
+def test_a_task_that_is_computed_at_once_has_the_compute_threads_that_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request that comes alone may be the first that its thread computes."""
+    monkeypatch.setattr(task_steps.TaskRunner, "begin", lambda _, task: SimpleNamespace(num_finished=len(task.ends)))
+    task: Any = SimpleNamespace(ends=[1])
+    seen = list[int]()
+
+    def compute(count: int) -> None:
+        torch.set_num_threads(3 - count)  # as another part of the process may have
+        InlineExecutor([], [], num_threads=count).compute(task)
+        seen.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    for count in (1, 2):
+        thread = threading.Thread(target=compute, args=(count,))
+        thread.start()
+        thread.join()
+    torch.set_num_threads(before)
+    assert seen == [1, 2]

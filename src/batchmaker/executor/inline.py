@@ -57,8 +57,7 @@ class InlineExecutor(ComputingExecutor):
         if not self._tasks:
             return []
         if not self._ready:
-            torch.set_num_threads(self._num_threads)
-            self._ready = True
+            self._prepare_thread()
         task, first = self._tasks[0], 0
         try:
             if self._running is None:
@@ -81,14 +80,18 @@ class InlineExecutor(ComputingExecutor):
     def compute(self, task: RunTask) -> list[StepsResult]:
         """Run the steps of a task now, without stop tests, and return their results: up to the first with a failure."""
         if not self._ready:
-            torch.set_num_threads(self._num_threads)
-            self._ready = True
+            self._prepare_thread()
         running, results = self._runner.begin(task), list[StepsResult]()
         while running.num_finished < len(task.ends):
             results.append(running.advance())
             if results[-1].failed:
                 break
         return results
+
+    def _prepare_thread(self) -> None:
+        """Give the thread that computes, always the same one, its number of compute threads."""
+        torch.set_num_threads(self._num_threads)
+        self._ready = True
 
     def stop(self) -> None:
         """Do nothing: no step runs between two polls."""
