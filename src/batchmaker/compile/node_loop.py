@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 import torch
@@ -20,14 +20,14 @@ from torch import Tensor
 from batchmaker.arrays import Ints
 from batchmaker.compile.dataflow import CannotRewriteError, TracedCell
 from batchmaker.compile.export import row_bytes
-from batchmaker.compile.node_steps import run_nodes
+from batchmaker.compile.node_steps import Code, Scratch, run_nodes
 from batchmaker.compile.operations import Operations, OtherError, ValueRoom, Writer, write_graph
 from batchmaker.compile.passes.interpreter import is_available
 from batchmaker.compile.passes.open_steps import open_steps
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.choice import least_s
 from batchmaker.kernels.cpu.products import library
-from batchmaker.kernels.cpu.steps import BLOCK
+from batchmaker.kernels.cpu.steps import BLOCK, COPY_FIELDS
 
 _NONE: Final = np.zeros(0, np.int64)
 _SIZES: Final = (1, 64, 8, BLOCK)
@@ -56,6 +56,23 @@ class NodeTask:
     fetch_at: tuple[Ints, ...]
     fetch_of: tuple[int, ...]
     fetched: tuple[NDArray[Any], ...]
+
+
+class NodeArrays(NamedTuple):
+    """What `run_nodes` takes beside a task; see there. row_bytes: [inputs]. copies: for all outputs, kept and fetched.
+
+    memory: what the addresses in these arrays are of.
+    """
+
+    code: Code
+    scratch: Scratch
+    made: Ints
+    parts: Ints
+    row_bytes: Ints
+    copies: Ints
+    places: Ints
+    from_at: Ints
+    memory: object
 
 
 @final
@@ -112,6 +129,21 @@ class NodeLoop:
         if self.run(task) != 1:
             raise ValueError("a token has no row")
         return tuple(made)
+
+    def arrays(self, largest: int) -> NodeArrays:
+        """Return what `run_nodes` takes beside a task, with memory of their own for steps of up to `largest` rows."""
+        room = _Room(self._operations, largest, self.block, len(self._row_bytes))
+        return NodeArrays(
+            self._operations.code,
+            room.scratch,
+            self._made,
+            self._parts,
+            self._row_bytes,
+            np.zeros((2 * len(self._made), COPY_FIELDS), np.int64),
+            room.places_of(largest),
+            room.from_at,
+            room,
+        )
 
     def _room(self, largest: int) -> _Room:
         try:

@@ -135,7 +135,8 @@ def _block_at(a: Ints, k: int) -> Ints:
 
 
 @compiled_inline
-def _floats_at(a: Ints, k: int) -> NDArray[np.float64]:
+def float_table_at(a: Ints, k: int) -> NDArray[np.float64]:
+    """Return table k, which has two axes, of float64."""
     table: NDArray[np.float64] = carray(_float64_pointer(a[k, 0]), (a[k, 1], a[k, 2]))
     return table
 
@@ -160,7 +161,7 @@ if config.DISABLE_JIT:  # the same without a compiler
     def records_at(a: Ints, k: int) -> Ints:
         return table_at(a[:, [0, 2, 1]], k).T
 
-    _floats_at = partial(_array_at, num_axes=2, dtype=np.float64)
+    float_table_at = partial(_array_at, num_axes=2, dtype=np.float64)
     _flags_at = partial(_array_at, num_axes=1, dtype=np.bool_)
 
 
@@ -177,7 +178,7 @@ def state_at(a: Ints) -> State:
         records_at(a, 6),
         table_at(a, 7),
         table_at(a, 8),
-        _floats_at(a, 9),
+        float_table_at(a, 9),
         table_at(a, 10),
         table_at(a, 11),
         row_at(a, 12),
@@ -190,8 +191,8 @@ def state_at(a: Ints) -> State:
         row_at(a, 19),
         row_at(a, 20),
         row_at(a, 21),
-        _floats_at(a, 22),
-        _floats_at(a, 23),
+        float_table_at(a, 22),
+        float_table_at(a, 23),
         records_at(a, 24),
         row_at(a, 25),
     )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType
 
@@ -91,6 +92,18 @@ class RequestFailed:
 
 
 @dataclass(slots=True)
+class WentOn:
+    """What became of tasks that ran one after another in one call, each formed by `turn_by_values` after the last.
+
+    said, formed: what this returned at last. ran: of each task the type, the rows of its step, and seconds.
+    """
+
+    said: NDArray[np.int64]
+    formed: NDArray[np.int64]
+    ran: Sequence[tuple[TypeId, int, float]]
+
+
+@dataclass(slots=True)
 class StepsFinished:
     """Steps `first` to before `end` of a task are done: their rows have their outputs, except the rows in `failed`.
 
@@ -102,6 +115,7 @@ class StepsFinished:
     - failed: (position, reason) of the rows for which the cell raised. The other rows are good.
     - values: (output, nodes, values) that have come to the host and that decisions may look at.
     - busy_s: seconds that the worker needed for these steps; 0 if not known.
+    - went_on: if this task and others that followed have run and the tables know of it.
     """
 
     task: TaskId
@@ -112,6 +126,7 @@ class StepsFinished:
     failed: tuple[tuple[int, str], ...] = ()
     busy_s: float = 0.0
     values: tuple[tuple[int, NDArray[np.int64], NDArray[np.int64]], ...] = ()
+    went_on: WentOn | None = None
 
 
 @dataclass(frozen=True, slots=True)

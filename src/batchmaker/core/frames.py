@@ -188,6 +188,16 @@ class Frames:
         self.slots.update(slots)
         self.keeps.update({slot: graph.keeps for slot, graph in zip(slots, graphs, strict=True) if graph.keeps})
 
+    @property
+    def have_loops(self) -> bool:
+        """Whether segments may begin with loops of which the driver must know."""
+        return self._num_loops > 0
+
+    def tables(self) -> tuple[Ints, Ints]:
+        """Return `patterns_at` and `addresses`, with room for the values of all nodes."""
+        self._fit()
+        return self.patterns_at, self.addresses
+
     def note_values(self, values: Sequence[tuple[int, Ints, Ints]]) -> None:
         """Note values that have come to the host: output, nodes, and values."""
         self._fit()

@@ -216,7 +216,7 @@ class Scheduler(View):
                     self._arrived(arrivals, self._forms_of(arrivals), commands)
                     arrivals = []
                 if isinstance(event, StepsFinished):
-                    if event is events[-1] and self._is_plain(event):
+                    if event is events[-1] and not event.failed and self._is_plain:
                         return event
                     self._turn(commands, event)
                 elif isinstance(event, GraphExtended):
@@ -225,19 +225,28 @@ class Scheduler(View):
                     self._handle_one(event, commands)
         return None
 
-    def _is_plain(self, event: StepsFinished) -> bool:
-        """Whether nothing has to be done in Python between these steps and the next task."""
+    @property
+    def _is_plain(self) -> bool:
+        """Whether nothing has to be done in Python between steps that do not fail and the next task."""
         state = self._state
         is_watched = state.watched is not None and state.watched.is_kept
         if self.frames.slots and (is_watched or self._urgency is not None):
             return False
-        has_more = event.failed or state.attached or len(state.dying)
+        has_more = state.attached or len(state.dying)
         return not (has_more or state.depths is not None or (state.frontiers is not None and state.frontiers.is_kept))
 
     @property
     def decides(self) -> bool:
         """Whether requests in flight may decide by values, so that StepsFinished must bring these."""
         return bool(self.frames.slots)
+
+    @property
+    def only_decides(self) -> bool:
+        """Whether the values of steps alone say what follows, so that `turn_by_values` may be called without a word to
+        this: nobody waits, and the policy is not asked. See WentOn."""
+        if not self.frames.slots or self.frames.have_loops or self._num_workers > 1 or len(self._state.line):
+            return False
+        return self._is_plain and self._policy.order != READY_SHARE and not self._policy.is_asked(self)
 
     def decide(self, answered: Sequence[SequenceId], unanswered: Sequence[SequenceId]) -> None:
         """Say which of the sequences whose requests had a Reply got their results; the others keep what they kept.
@@ -461,7 +470,11 @@ class Scheduler(View):
                 self._policy.step_finished(run.type_id, num_rows // (end - first), step_s)
                 if self._urgency is not None:
                     self._urgency.step_finished(run.type_id, step_s)
-        if finished is not None and self.frames.slots and not finished.failed:
+        if finished is not None and (went_on := finished.went_on) is not None:
+            result, formed = went_on.said, went_on.formed
+            for ran in went_on.ran:
+                self._policy.step_finished(*ran)
+        elif finished is not None and self.frames.slots and not finished.failed:
             self.frames.note_values(finished.values)
             patterns, machine = self.frames.patterns_at, self.frames.addresses
             result, formed = turn_by_values(

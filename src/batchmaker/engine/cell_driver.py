@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence, Sized
 from itertools import groupby
-from typing import Any, Final, cast, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 import torch
 from torch import Tensor
@@ -67,6 +67,9 @@ from batchmaker.model.template_cache import ProvenTemplates, TemplateCache
 from batchmaker.model.template_values import TemplateValues
 from batchmaker.model.unfolding import computed, end_of_loop
 
+if TYPE_CHECKING:
+    from batchmaker.engine.decided_tasks import DecidedTasks
+
 _DATA: Final = "its data"
 
 MOST_UNKNOWN: Final = 16
@@ -114,6 +117,8 @@ class CellDriver:
         self._going_on: dict[SequenceId, Ticket] = {}
         self._num_unknown = 0
         self._results: list[StepsResult] = []
+        self._decided_tasks: DecidedTasks | None = None  # made when there is use for it
+        self._ran: StepsFinished | None = None
         self._settle: Callable[[Sequence[Settled]], None] = lambda _: None
         self.stats = DriverStats()
         self._unfolder = Unfolder(registry, models, self._arrivals, clock, max_nodes, self.stats)
@@ -245,8 +250,24 @@ class CellDriver:
     # --- a turn: poll, handle, carry out ---------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """See Driver.poll."""
-        self._results.extend(self._executor.poll())
+        """See Driver.poll. Tasks that only values decide follow each other here, see DecidedTasks."""
+        executor = self._executor
+        is_inline = self._scheduler.decides and isinstance(executor, InlineExecutor)
+        if not (is_inline and self._run_decided(cast(InlineExecutor, executor))):
+            self._results.extend(executor.poll())
+
+    def _run_decided(self, executor: InlineExecutor) -> bool:
+        """Compute tasks in one call, if only values decide what follows. False if nothing has run."""
+        if self._record is not None:
+            return False
+        if self._decided_tasks is None:
+            from batchmaker.engine.decided_tasks import DecidedTasks
+
+            self._decided_tasks = DecidedTasks(self._scheduler, executor, self._brought, self._counts)
+        self._ran = self._decided_tasks.run(self._clock.now_s())
+        if self._ran is not None:
+            del self._tasks[self._ran.task]
+        return self._ran is not None
 
     def advance(self, tickets: Sequence[Ticket]) -> None:
         """Make events of the polled results and of these requests; let the scheduler handle them, and obey it."""
@@ -260,12 +281,17 @@ class CellDriver:
         if self.sequences.has_news:
             events += self._following()
         if events or self._in_flight or self.bulks.members or self._tasks:
-            self._handle(events or [TimePassed(now_s)])
+            self._handle(events or ([] if self._ran is not None else [TimePassed(now_s)]))
         if self.on_device is not None:
             self.on_device.turn()
 
     def _handle(self, events: Sequence[Event]) -> None:
-        """Give events to the scheduler and carry out its commands; repeat with the events that follow from these."""
+        """Give events to the scheduler and carry out its commands; repeat with the events that follow from these.
+
+        First among them what has run since: the tables know of it already.
+        """
+        if self._ran is not None:
+            events, self._ran = [self._ran, *events], None
         while events:
             begin = time.perf_counter()
             commands = self._scheduler.handle(*events)

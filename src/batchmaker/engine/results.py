@@ -71,6 +71,11 @@ class ResultTable:
         return self._places is not None
 
     @property
+    def address(self) -> int | None:
+        """The address of the row of node 0, until there are more nodes; None if only some nodes have a row."""
+        return None if self.is_wide else self._rows.ctypes.data
+
+    @property
     def nbytes(self) -> int:
         """The memory that its rows take."""
         return self._rows.nbytes
@@ -138,23 +143,23 @@ class ResultTable:
 
 @final
 class ResultTables:
-    """All tables, by output, shape and dtype. `fit` makes room for more node numbers."""
+    """All tables, by output, shape and dtype. num_nodes: node numbers below have room; `fit` makes more."""
 
-    __slots__ = ("_num_nodes", "_tables", "wide")
+    __slots__ = ("_tables", "num_nodes", "wide")
 
     def __init__(self) -> None:
-        self._num_nodes = 1024
+        self.num_nodes = 1024
         self._tables: dict[tuple[int, tuple[int, ...], str], ResultTable | None] = {}
         self.wide: list[ResultTable] = []
 
     def fit(self, num_nodes: int) -> None:
         """Make room for node numbers below `num_nodes`."""
-        if num_nodes <= self._num_nodes:
+        if num_nodes <= self.num_nodes:
             return
-        self._num_nodes = max(2 * self._num_nodes, num_nodes)
+        self.num_nodes = max(2 * self.num_nodes, num_nodes)
         for table in self._tables.values():
             if table is not None:
-                table.fit(self._num_nodes)
+                table.fit(self.num_nodes)
 
     def find(self, output: int, spec: ValueSpec) -> ResultTable | None:
         """Return the table of an output; None if its values are empty or too wide for a table."""
@@ -162,7 +167,7 @@ class ResultTables:
         try:
             return self._tables[key]
         except KeyError:
-            made = ResultTable(spec, self._num_nodes) if 0 < row_bytes(spec) <= WIDE_BYTES else None
+            made = ResultTable(spec, self.num_nodes) if 0 < row_bytes(spec) <= WIDE_BYTES else None
             self._tables[key] = made
             if made is not None and made.is_wide:
                 self.wide.append(made)
@@ -174,7 +179,8 @@ class Results:
     """Gives the values that steps have brought to the requests in flight.
 
     tables: the values, except those that somebody awaits. Wide ones are kept until `leave`. tests: the stop tests of
-    their loops.
+    their loops. waits: [slots] whether nothing of the request has run. num_awaiting: requests somebody of whom awaits
+    values.
     """
 
     def __init__(self) -> None:
@@ -183,8 +189,8 @@ class Results:
         self._num_nodes = 0
         self._by_slot: list[InFlight | None] = []
         self._awaits_values: NDArray[np.bool_] = np.zeros(256, np.bool_)  # by slot
-        self._waits: NDArray[np.bool_] = np.zeros(256, np.bool_)  # by slot: nothing of the request has run
-        self._num_awaiting = 0
+        self.waits: NDArray[np.bool_] = np.zeros(256, np.bool_)
+        self.num_awaiting = 0
 
     def enter(self, requests: Sequence[InFlight], loops: Sequence[tuple[int, OpenLoop]], num_nodes: int) -> None:
         """Note that requests have their slots. From now on steps may bring values for them.
@@ -200,10 +206,10 @@ class Results:
             if slot >= len(self._by_slot):
                 self._fit(slot + 1)
             self._by_slot[slot] = request
-            self._waits[slot] = True
+            self.waits[slot] = True
             if request.awaits_values:
                 self._awaits_values[slot] = True
-                self._num_awaiting += 1
+                self.num_awaiting += 1
 
     def fit(self, num_nodes: int, num_slots: int = 0) -> None:
         """Have room for node numbers below `num_nodes`, and slots below `num_slots`."""
@@ -223,9 +229,9 @@ class Results:
     def _fit(self, num_slots: int) -> None:
         self._by_slot += [None] * (max(num_slots, 2 * len(self._by_slot)) - len(self._by_slot))
         missing = np.zeros(max(0, len(self._by_slot) - len(self._awaits_values)), np.bool_)
-        self._awaits_values, self._waits = (
+        self._awaits_values, self.waits = (
             np.concatenate((self._awaits_values, missing)),
-            np.concatenate((self._waits, missing)),
+            np.concatenate((self.waits, missing)),
         )
 
     def leave(self, requests: Sequence[InFlight]) -> None:
@@ -241,7 +247,7 @@ class Results:
                 self.tests.leave(request.loops)
             if request.awaits_values:
                 self._awaits_values[slot] = False
-                self._num_awaiting -= 1
+                self.num_awaiting -= 1
         if self.tables.wide:
             nodes = _nodes_of(requests, decides=decides)
             for table in self.tables.wide:
@@ -351,9 +357,9 @@ class Results:
 
     def begin(self, slots: Ints, at_s: float) -> None:
         """Note when requests began. slots: of the nodes of a step that began at `at_s`; repeats allowed."""
-        first = slots[self._waits[slots]]
+        first = slots[self.waits[slots]]
         if len(first):
-            self._waits[first] = False
+            self.waits[first] = False
             for slot in set(first.tolist()):
                 request = self._by_slot[slot]
                 if request is not None:
@@ -374,7 +380,7 @@ class Results:
                 continue
             nodes = task.nodes[positions]
             table = self.tables.find(fetch.output, cell.outputs[fetch.output])
-            if table is not None and self._num_awaiting == 0:
+            if table is not None and self.num_awaiting == 0:
                 table.write(nodes, values)
                 continue
             owners = slots[positions - begin]

@@ -268,6 +268,21 @@ class StepCounts:
             began_s = now_s - result.busy_s
             self.observer(StepsSeen(task.worker, cell.name, began_s, now_s, owners, batches, padded))
 
+    def add_all(self, ran: Sequence[tuple[TypeId, int, float]], types: Sequence[CellType], wall_s: float) -> None:
+        """Count tasks of one step each that ran in one call: type, rows, and seconds. The first is counted as a task.
+
+        wall_s: seconds of the call, in which these tasks were formed, too. Nobody may observe.
+        """
+        stats, busy_s = self._stats, 0.0
+        for type_id, rows, seconds in ran:
+            stats.cells += rows
+            stats.padded_cells += (self._sizes.get(type_id) or self._padded(types[type_id]))[rows]
+            busy_s += seconds
+        stats.steps += len(ran)
+        stats.tasks += len(ran) - 1
+        stats.busy_s += busy_s
+        stats.scheduler_s += wall_s - busy_s
+
     def _padded(self, cell: CellType) -> list[int]:
         """Return the supported size for each number of rows, up to max_batch; 0 for 0 rows."""
         sizes = cell.batch_sizes

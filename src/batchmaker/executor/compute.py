@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.arrays import Ints
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.run_form import RunForm, run_form
 from batchmaker.core.commands import Reserve, RunTask, TableId
@@ -33,7 +34,7 @@ class ComputingExecutor(ABC):
             raise OptionError(f"num_threads must be at least 1, got {num_threads}")
         self._num_threads = num_threads
         self._types = types
-        self._cells = cells
+        self.cells = cells
         self._tables = StateTables()
         self._runner = TaskRunner(types, cells, self._tables)
         self._notify: Callable[[], None] = lambda: None
@@ -48,6 +49,11 @@ class ComputingExecutor(ABC):
     def num_threads(self) -> int:
         """Compute threads of each worker."""
         return self._num_threads
+
+    @property
+    def addresses(self) -> Ints:
+        """[tables] the address of row 0 of each state table, by its number."""
+        return self._tables.addresses
 
     @property
     def table_bytes(self) -> int:
@@ -70,7 +76,7 @@ class ComputingExecutor(ABC):
         torch.set_num_threads(self._num_threads)
         try:
             with torch.no_grad():
-                for cell_type, bound in zip(self._types, self._cells, strict=False):
+                for cell_type, bound in zip(self._types, self.cells, strict=False):
                     s = forms.get(cell_type.type_id)
                     if s is None:
                         bound.warm_up(cell_type.batch_sizes)
@@ -82,7 +88,7 @@ class ComputingExecutor(ABC):
 
     def run_form(self, type_id: TypeId, num_step_inputs: int | None, ends: frozenset[str]) -> RunForm:
         """See TellsForms."""
-        cell = self._cells[type_id]
+        cell = self.cells[type_id]
         return run_form(cell if num_step_inputs is None else cell.split(num_step_inputs), ends)
 
     def counted(self, type_id: TypeId) -> RunCounts:

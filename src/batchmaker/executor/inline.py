@@ -7,7 +7,7 @@ gives it up. With steps of less than a millisecond this costs more time than the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import torch
@@ -19,7 +19,7 @@ from batchmaker.executor.base import LoopTests, StepsResult, failed_result
 from batchmaker.executor.compute import ComputingExecutor
 from batchmaker.executor.processors import default_threads
 from batchmaker.executor.task_steps import RunningTask
-from batchmaker.graph.spec import CellType
+from batchmaker.graph.spec import CellType, TypeId
 
 
 @final
@@ -51,6 +51,21 @@ class InlineExecutor(ComputingExecutor):
         """Queue a task. Its steps run during later calls of `poll`."""
         self._tasks.append(task)
         self._notify()
+
+    @property
+    def only_task(self) -> RunTask | None:
+        """The task that waits, if it is the only one, nothing of it has run, and it may run in a compiled loop."""
+        if len(self._tasks) != 1 or self._running is not None or not self._runner.in_loops:
+            return None
+        if not self._ready:
+            self._prepare_thread()
+        return self._tasks[0]
+
+    def ran(self, types: Iterable[TypeId]) -> None:
+        """Note that the only task has run, and others after it, all in compiled loops. types: of all these."""
+        self._tasks.clear()
+        for type_id in types:
+            self._runner.counts[type_id].in_loop += 1
 
     def poll(self) -> list[StepsResult]:
         """Run steps of the first task for about REPORT_S, at least one, and return their result. [] without a task."""
@@ -98,7 +113,7 @@ class InlineExecutor(ComputingExecutor):
 
     def anew(self) -> InlineExecutor:
         """See Executor.anew. The stop tests are to be given to it."""
-        return InlineExecutor(self._types, self._cells, num_threads=self._num_threads)
+        return InlineExecutor(self._types, self.cells, num_threads=self._num_threads)
 
     def beside(self) -> InlineExecutor:
         """Return an executor with state tables of its own, whose steps are counted with those of this one."""
