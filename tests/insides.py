@@ -3,7 +3,8 @@ one place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from batchmaker.compile.forms import PlainModule
 from batchmaker.compile.node_loop import NodeLoop
 from batchmaker.compile.state_loop import StateLoop
 from batchmaker.core import batching
-from batchmaker.core.events import RequestArrived
+from batchmaker.core.events import RequestArrived, StepsFinished
 from batchmaker.core.scheduler import Scheduler
 from batchmaker.core.state import SchedulerState
 from batchmaker.core.urgency import Urgency
@@ -26,6 +27,7 @@ from batchmaker.device.core import DeviceCore
 from batchmaker.device.layout import PageWord
 from batchmaker.engine import setup
 from batchmaker.engine.answer import Answer
+from batchmaker.engine.decided_tasks import DecidedTasks
 from batchmaker.engine.heartbeat import Watchdog
 from batchmaker.engine.request import Ticket
 from batchmaker.engine.worker import Worker
@@ -60,6 +62,37 @@ def lone_table_bytes(engine: bm.Engine) -> int:
 
 def plain_form(cell: BoundCell) -> PlainModule:
     return cell._forms._plain
+
+
+@contextmanager
+def loops_everywhere() -> Iterator[None]:
+    """Single nodes run in compiled loops within this wherever their cells have one, faster or not, from the first."""
+
+    def loop_for(cell: BoundCell, batch: int) -> NodeLoop | None:
+        if cell._node_loop is None:
+            cell._node_loop = cell._nodes_in_loop()
+        cell._node_loop.faster = np.ones(1, np.bool_)  # whatever has been measured
+        return cell._node_loop.loop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BoundCell, "node_loop_for", loop_for)
+        yield
+
+
+@contextmanager
+def decided_together() -> Iterator[list[int]]:
+    """Notes how many tasks followed each other in each call, of engines in this process."""
+    runs, run = list[int](), DecidedTasks.run
+
+    def noted(tasks: DecidedTasks, now_s: float) -> StepsFinished | None:
+        finished = run(tasks, now_s)
+        if finished is not None and finished.went_on is not None:
+            runs.append(len(finished.went_on.ran))
+        return finished
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecidedTasks, "run", noted)
+        yield runs
 
 
 def scheduler(engine: bm.Engine) -> Any:

@@ -16,6 +16,7 @@ from numba import config as _config
 from numba import njit, typeof, types
 from numba.core import event, sigutils
 from numba.core.caching import FunctionCache
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime.nrt import rtsys
 from numba.extending import intrinsic, is_jitted
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ _ARITHMETIC: Final[dict[str, Any]] = {
     "error_model": "numpy",
     "fastmath": {"nsz", "arcp", "contract", "afn", "reassoc"},  # NaN and infinity keep their meaning
 }
+
+NOT_COMPILING: Final[Any] = global_compiler_lock
+"""Within this no other thread compiles a loop, or loads one."""
 
 _NO_CFUNC: Final[dict[str, Any]] = {"no_cfunc_wrapper": True}  # a second entry, for callers written in C
 _WITHIN: Final[dict[str, Any]] = {"no_cpython_wrapper": True, **_NO_CFUNC}

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import batchmaker as bm
-from batchmaker.engine.options import MAX_PRIORITY, check_number, check_whole, checked_priority
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError
+from batchmaker.model.options import MAX_PRIORITY, check_number, check_whole, checked_priority
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"priority": 2**62}, r"priority must be a whole number from -2\*\*32 to 2\*\*32.*got int 4611686018427387904"),

@@ -5,6 +5,7 @@ See docs/decisions/0027-rows-are-tried.md.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ _MANY_BYTES: Final = 4 << 20
 """Most rows, and bytes of them, in the largest batch that is tried."""
 _DRAWS: Final = 4
 """A difference counts if other rows show one too, of so many draws: a choice between equal scores is rare."""
+_SMALL: Final = 5
+"""Made-up integers are below, where nothing says how many tokens there are."""
+_FIRST_TOKENS, _OTHER_TOKENS = 16, 48
+"""Where Python may take another path for a token, so many are tried: the first ones, which often mean something, and
+others."""
 _ON_DEVICE: Final = 2e-2
 """The tolerance on other devices, whose products may round their factors to TF32."""
 
@@ -45,13 +51,15 @@ CHAOTIC: Final = "rounding changes its results as much as other rows do, so its 
 class TrialRows:
     """How a cell is tried when it is bound.
 
-    given: a real row [1, *shape] per input: of the model's example or of the first request; None where there is none.
-    batch_sizes: those at which it will run. independent: whether its rows may share a batch.
+    rows: a real row [1, *shape] per input: of the model's example or of the first request; None where there is none.
+    batch_sizes: those at which it will run. independent: whether its rows may share a batch. integer: in the place of
+    integers of which no row is real.
     """
 
     rows: tuple[Tensor | None, ...] = ()
     batch_sizes: tuple[int, ...] = (1, 2, 3, 4, 6)
     independent: bool = True
+    integer: int = 0
 
     def sizes(self) -> tuple[int, ...]:
         """Return the sizes at which the shapes of the outputs are found: two from two rows on, and one row."""
@@ -59,7 +67,7 @@ class TrialRows:
         return (*several, 1) if self.batch_sizes[0] == 1 else several
 
     def batch(self, inputs: Sequence[ValueSpec], num_rows: int) -> Batch:
-        """Return so many rows: the real ones where they are known, else noise, and zeros for integers."""
+        """Return so many rows: the real ones where they are known, else noise, or `integer`."""
         noise, generator = [], torch.Generator().manual_seed(0)
         for port, spec in enumerate(inputs):
             row, dtype = self._real_row(port, spec), torch_dtype(spec.dtype)
@@ -68,7 +76,7 @@ class TrialRows:
             elif dtype.is_floating_point:
                 noise.append(torch.randn((num_rows, *spec.shape), generator=generator).to(dtype))
             else:
-                noise.append(torch.zeros((num_rows, *spec.shape), dtype=dtype))
+                noise.append(torch.full((num_rows, *spec.shape), self.integer, dtype=dtype))
         return tuple(noise)
 
     def _real_row(self, port: int, spec: ValueSpec) -> Tensor | None:
@@ -170,6 +178,10 @@ def _floats(kind: int, noise: Tensor) -> Tensor:
     return (-large, noise, large, torch.zeros_like(noise), 3 * noise.abs())[kind]
 
 
+def _is_integer(row: Tensor) -> bool:
+    return not (row.is_floating_point() or row.is_complex() or row.dtype is torch.bool)
+
+
 def _said(shapes: Sequence[torch.Size]) -> str:
     """Return the shapes of the outputs of a row, in words."""
     return "rows of " + " and ".join([str(tuple(shape[1:])) for shape in shapes])
@@ -190,6 +202,8 @@ class _RowTrial:
     ) -> None:
         self._module, self._inputs, self._trial, self._where, self._traced = module, inputs, trial, where, traced
         self._limits = limits
+        tables = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+        self._num_tokens = _SMALL if traced else max(tables, default=_SMALL)
         self._sizes = trial.batch_sizes
         weights = [*module.parameters(), *module.buffers()]
         self._is_large = is_large(module)
@@ -252,8 +266,9 @@ class _RowTrial:
         rows, alone = [self._real], [first]
         generator = torch.Generator().manual_seed(seed)
         noise = [torch.randn(real.shape, generator=generator) for real in self._real]
-        for kind in (0, 2) if self._is_large else range(5):
-            for candidate in self._candidates(kind, noise, generator):
+        kinds = [self._candidates(kind, noise, generator) for kind in ((0, 2) if self._is_large else range(5))]
+        for candidates in itertools.chain(kinds, () if self._traced else self._of_tokens(generator)):
+            for candidate in candidates:
                 try:
                     made = self._run(candidate)
                 except RAISED_BY_USERS:  # made-up values that the cell does not take
@@ -312,11 +327,19 @@ class _RowTrial:
         yield tuple(near)
         yield tuple(nearer)
 
+    def _of_tokens(self, generator: torch.Generator) -> Iterator[list[Batch]]:
+        """Yield the real row with other tokens."""
+        if not any(map(_is_integer, self._real)):
+            return
+        others = torch.randint(0, self._num_tokens, (_OTHER_TOKENS,), generator=generator).tolist()
+        for token in dict.fromkeys((*range(min(_FIRST_TOKENS, self._num_tokens)), *others)):
+            yield [tuple([torch.full_like(row, token) if _is_integer(row) else row for row in self._real])]
+
     def _integers(self, kind: int, port: int, real: Tensor, generator: torch.Generator) -> Tensor:
         """Return a row of small numbers, or of any tokens."""
         if real.dtype is torch.bool:
             return torch.rand(real.shape, generator=generator) < (-1.0, 0.5, 2.0, 0.5, 0.5)[kind]
-        limit = self._limits.get(port, 5)
+        limit = self._limits.get(port, self._num_tokens)
         tokens = torch.randint(0, limit, real.shape, generator=generator)
         made = (tokens, torch.ones_like(tokens), tokens, torch.zeros_like(tokens), torch.full_like(tokens, 2))[kind]
         return made.clamp(max=limit - 1).to(real.dtype)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar, final
 
+from batchmaker.compiled import NOT_COMPILING
+
 Value = TypeVar("Value")
 
 
@@ -73,7 +75,9 @@ class _TracingThread:
 
     def _turn(self) -> None:
         while True:
-            self._calls.get().run()
+            pending = self._calls.get()
+            with NOT_COMPILING:  # torch replaces min, max and math.pow for all threads meanwhile
+                pending.run()
 
 
 _thread = _TracingThread()

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from batchmaker.engine.options import check_number, said_of
 from batchmaker.errors import ModelError, OptionError, unknown_name
 from batchmaker.model.cell import Cell
 from batchmaker.model.model import Model, check_functions, name_cells
+from batchmaker.model.options import check_number, said_of
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.scope import CellTypes
 

@@ -23,7 +23,6 @@ from batchmaker.engine.explain import Explanation, explained
 from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.observers import Onlooker
 from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES, SequenceLimit
-from batchmaker.engine.options import check_choice, check_flag, check_number, check_whole, checked_priority
 from batchmaker.engine.python_settings import tune_interpreter
 from batchmaker.engine.request import AnswerTaker, SequenceEnded, Settled, Ticket
 from batchmaker.engine.sequence import Sequence
@@ -39,6 +38,7 @@ from batchmaker.executor.processors import default_threads, found_processors
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
 from batchmaker.model.model import Model
 from batchmaker.model.moved_state import identity_of, read
+from batchmaker.model.options import check_choice, check_flag, check_number, check_whole, checked_priority
 from batchmaker.model.ragged import Ragged, separate
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.structure import owned

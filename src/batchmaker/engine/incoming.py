@@ -60,9 +60,9 @@ class Incoming:
 
     def put_held(self) -> None:
         """Send all requests that are held, together."""
-        if self.held:
-            self.inbox.put(self.held)
-            self.held = []
+        held, self.held = self.held, []
+        if held:
+            self.inbox.put(held)
 
     # --- in the engine's thread ----------------------------------------------------------------------------------
 
@@ -78,9 +78,12 @@ class Incoming:
         return None
 
     def take(self, item: Item | None = None) -> None:
-        """Take `item` and all that are in the inbox now: put requests into the backlog, call what is to be called."""
-        tickets: list[Ticket] = []
-        while item is not None or not self.inbox.empty():  # nobody else takes items out
+        """Take `item` and all that are in the inbox now: put requests into the backlog, call what is to be called.
+
+        What comes meanwhile waits for the next call, so that a turn ends whoever sends.
+        """
+        tickets, left = list[Ticket](), self.inbox.qsize() + (item is not None)
+        for _ in range(left):  # nobody else takes items out
             item = self.inbox.get_nowait() if item is None else item
             if isinstance(item, list):
                 tickets += item

@@ -20,7 +20,6 @@ from batchmaker.core.events import RequestId, SequenceId
 from batchmaker.engine import forks
 from batchmaker.engine.failures import stopped
 from batchmaker.engine.observers import call_quietly
-from batchmaker.engine.options import check_number
 from batchmaker.engine.request import (
     Chunk,
     SequenceEnd,
@@ -41,6 +40,7 @@ from batchmaker.errors import (
     SequenceError,
     SequenceLimitError,
 )
+from batchmaker.model.options import check_number
 from batchmaker.model.sequence_state import NOTHING_KEPT
 
 DEFAULT_MAX_SEQUENCES = 1024
@@ -55,13 +55,13 @@ class SequenceLimit:
         if most < 0:
             raise OptionError(f"max_sequences must be at least 0, got {most}")
         self._most = most
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.num_open = 0
         forks.register(self)
 
     def after_fork(self) -> None:
         """See forks."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def count(self, keeper: SequenceKeeper) -> None:
         """Count a sequence more, of this worker. Raises SequenceLimitError if there is no room."""

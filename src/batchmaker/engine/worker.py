@@ -73,7 +73,7 @@ class Worker:
         self._work_waits = False
         self._draining = False
         self._unanswered = Unanswered(on_settled, on_leave)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call this while its thread is in a call
         self.is_running = False
         self.on_idle: Callable[[], None] | None = None
         self.on_failed: Callable[[], None] | None = None
@@ -295,7 +295,7 @@ class Worker:
 
     def after_fork(self) -> None:
         """See forks. An engine that has not started has no threads yet, and may start in the child."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call this while its thread is in a call
         if self._thread is None:
             return
         said = (

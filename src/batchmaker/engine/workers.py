@@ -51,6 +51,7 @@ class Workers:
         self._adapts = adapts and hasattr(time, "pthread_getcpuclockid")
         self._look = time.monotonic(), 0.0  # when it last looked, and the processor time until then
         self._num_taking = len(self.members)
+        self._seeking: set[Worker] = set()
         self.is_running = False
         self.entrance = self.members[0] if len(self.members) == 1 else self
         if self.entrance is self:
@@ -180,11 +181,16 @@ class Workers:
 
     def _seek_work(self, idle: Worker) -> None:
         """Ask the worker with the most work for some of it. Called in the thread of the idle one."""
-        if idle not in self.members[: self._num_taking]:
+        if idle in self._seeking or idle not in self.members[: self._num_taking]:
             return
         busiest = max(self.members, key=lambda worker: worker.work)
         if busiest is not idle and busiest.work:
-            busiest.call_soon(partial(busiest.give, idle))
+            self._seeking.add(idle)  # until it is answered: who asks again and again would keep the other from its work
+            busiest.call_soon(partial(self._give, busiest, idle))
+
+    def _give(self, busiest: Worker, idle: Worker) -> None:
+        self._seeking.discard(idle)
+        busiest.give(idle)
 
 
 def work_of(request: Any) -> int:

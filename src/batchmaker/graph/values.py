@@ -66,7 +66,8 @@ _LENGTH_SAID: Final = (
 class Output:
     """One output of one cell in one request: the data shared by all handles to it.
 
-    index: among the outputs of the cell. spec: of one value. type_id: of the cell, None if it is of another request.
+    index: among the outputs of the cell. spec: of one value. type_id: of the cell, None if it is of another request, or
+    of several cells.
     """
 
     __slots__ = ("index", "origin", "spec", "type_id")

@@ -16,7 +16,7 @@ from batchmaker.graph.argument_errors import foreign, input_of, never_computed
 from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
-from batchmaker.graph.values import HostValues, Value, ValueSequence
+from batchmaker.graph.values import HostValues, Output, Value, ValueSequence
 from batchmaker.model.host_values import converted, host_sequence, host_value, rows_as_declared
 from batchmaker.model.stand_ins import StandIn
 
@@ -125,13 +125,13 @@ def is_empty(sequence: Any) -> bool:
     return isinstance(sequence, list | tuple) and not sequence
 
 
-def likely_element(sequence: Any, float_dtype: str) -> ValueSpec:
-    """Return the spec of what an empty sequence would hold; a token if nothing tells."""
+def likely_element(sequence: Any, float_dtype: str) -> ValueSpec | None:
+    """Return the spec of what an empty sequence would hold; None if nothing tells."""
     if type(sequence) is ValueSequence:
         return sequence.spec
     if type(sequence) is not StandIn and isinstance(sequence, np.ndarray | torch.Tensor) and sequence.ndim > 1:
         return ValueSpec(tuple(sequence.shape[1:]), float_dtype)
-    return ValueSpec((), "int64")
+    return None
 
 
 def reversed_data(sequence: Any) -> Any:
@@ -157,4 +157,7 @@ def sequence_of(values: Sequence[Value], where: str) -> ValueSequence:
         raise InvalidRequestError(f"{where}: the values of a sequence must all be the same output of like cells")
     if any(value.is_missing for value in values):
         raise never_computed(where)
-    return ValueSequence(np.array([value.node for value in values]), values[0].of, holds=tuple(values))
+    of = values[0].of
+    if len({of.type_id for of in kinds}) > 1:
+        of = Output(of.index, of.spec, of.origin)  # of no type: rows of other outputs beside it are elsewhere
+    return ValueSequence(np.array([value.node for value in values]), of, holds=tuple(values))

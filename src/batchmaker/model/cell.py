@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from batchmaker.compile.binding import traced
+from batchmaker.compile.causes import parameter_sizes
 from batchmaker.compile.declaration import Declared, checked_module, declared_by, state_specs
 from batchmaker.compile.export import flat_module, infer_outputs
 from batchmaker.compile.memories import MemoryModule, in_order
@@ -37,15 +38,15 @@ from batchmaker.model.arguments import (
     single,
     where,
 )
-from batchmaker.model.batch_sizes import default_batch_sizes
+from batchmaker.model.batch_sizes import checked_sizes
 from batchmaker.model.elements import INDEX, Element, Same
 from batchmaker.model.host_values import CallData
 from batchmaker.model.memory import ROWS, Memory, as_range, declared_memories, in_place_of, outputs_kept
+from batchmaker.model.options import check_flag, check_whole, checked_priority
 from batchmaker.model.scope import Arguments, CellTypes, UnfoldingScope, current_scope, scope_of
 from batchmaker.model.stand_ins import StandIn
 from batchmaker.model.trees import TreeCalls, tree
 
-DEFAULT_MAX_BATCH = 256
 DEFAULT_MAX_SHAPES = 8
 
 
@@ -106,30 +107,14 @@ class Cell:
         self.programs = module if isinstance(module, Programs) else None
         if isinstance(module, Programs):
             declared, module = module.declared, module_of(module.first)
-        if not independent_rows:
-            sizes: tuple[int, ...] = (1,)
-            if batch_sizes is not None and tuple(batch_sizes) != sizes:
-                raise OptionError("independent_rows=False runs one row at a time; leave batch_sizes out")
-        elif batch_sizes is None:
-            max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
-            if max_batch < 1:
-                raise OptionError(f"max_batch must be at least 1, got {max_batch}")
-            sizes = default_batch_sizes(max_batch)
-        else:
-            sizes = tuple(sorted(set(batch_sizes)))
-            if not sizes or sizes[0] < 1:
-                raise OptionError(f"batch_sizes must be positive numbers, got {sizes}")
-            if max_batch is not None and max_batch != sizes[-1]:
-                raise OptionError(f"max_batch is {max_batch} but the largest of batch_sizes is {sizes[-1]}")
-        if max_shapes < 1:
-            raise OptionError(f"max_shapes must be at least 1, got {max_shapes}")
-        for option, value in (("optimize", optimize), ("independent_rows", independent_rows)):
-            if not isinstance(value, bool):
-                raise OptionError(f"{option} must be True or False, got {value!r}")
+        check_flag("optimize", optimize)
+        check_flag("independent_rows", independent_rows)
+        sizes = checked_sizes(max_batch, batch_sizes, one_by_one=not independent_rows)
+        check_whole("max_shapes", max_shapes, least=1)
         self.module = checked_module(module)
         self.declared = self.module.declared if declared is None and isinstance(self.module, Opaque) else declared
         self.batch_sizes = sizes
-        self.priority = priority
+        self.priority = checked_priority(priority)
         self.state = None if state is None else state_specs(state, self.float_dtype)
         self.max_shapes = max_shapes
         self.host_outputs = tuple(host_outputs)
@@ -554,16 +539,19 @@ class Cell:
             return cell_type.outputs
         if self.declared is not None:
             return self.declared.outputs
-        inputs = (*[likely_element(sequence, self.float_dtype) for sequence in sequences], *state)
-        outputs: tuple[ValueSpec, ...] = ()
-        with suppress(ModelError), torch.random.fork_rng(devices=[]):
-            outputs = infer_outputs(flat_module(self.module), inputs, where(self))
-        if len(outputs) < len(state):
-            raise InvalidRequestError(
-                f"{where(self)}: the sequence is empty, and the cell has not been called before, so that nothing tells "
-                "how many outputs it has; give the model an example_request"
-            )
-        return outputs
+        elements = [likely_element(sequence, self.float_dtype) for sequence in sequences]
+        sizes = parameter_sizes(self.module) if None in elements else []
+        guesses = (ValueSpec((), "int64"), *state, *[ValueSpec((size,), self.float_dtype) for size in sizes])
+        for guess in dict.fromkeys(guesses):
+            with suppress(ModelError), torch.random.fork_rng(devices=[]):
+                inputs = (*[element or guess for element in elements], *state)
+                outputs = infer_outputs(flat_module(self.module), inputs, where(self))
+                if len(outputs) >= len(state):
+                    return outputs
+        raise InvalidRequestError(
+            f"{where(self)}: the sequence is empty, and the cell has not been called before, so that nothing tells how "
+            "many outputs it has; give the model an example_request in which it runs"
+        )
 
     def _state(self, init: Any, cell_type: CellType | None, first: int) -> list[Argument | None] | None:
         """Return the initial state, the inputs from `first` on, with None for zeros; None if it is not given."""

@@ -270,7 +270,7 @@ def converted(array: Any, spec: ValueSpec, where: str) -> Any:
     RequestShapeError for another kind, InvalidRequestError for a number that the dtype cannot hold.
     """
     if type(array) is np.ndarray and array.dtype is _DTYPES.get(spec.dtype):
-        return np.ascontiguousarray(array)
+        return _contiguous(array)
     _check_kind(_kind(array), spec, array.dtype, where)
     wanted = torch_dtype(spec.dtype)
     is_tensor = isinstance(array, torch.Tensor)
@@ -280,8 +280,15 @@ def converted(array: Any, spec: ValueSpec, where: str) -> Any:
     if is_tensor:
         return array.to(wanted).resolve_neg()
     if spec.dtype == "bfloat16":
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).to(torch.bfloat16)
-    return np.ascontiguousarray(array, dtype=spec.dtype)
+        return torch.from_numpy(_contiguous(array, "float32")).to(torch.bfloat16)
+    return _contiguous(array, spec.dtype)
+
+
+def _contiguous(array: NDArray[Any], dtype: str | None = None) -> NDArray[Any]:
+    """Return an array of contiguous memory, in its dtype or another. NumPy counts one row that is read backwards as
+    such, which torch does not take."""
+    made = np.ascontiguousarray(array, dtype)
+    return made.copy() if made.strides and min(made.strides) < 0 else made
 
 
 _TORCH: Final = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "int64", "int32", "bool")}

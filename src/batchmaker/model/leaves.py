@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchmaker.errors import ModelError
+from batchmaker.graph.misuse import at_line
+from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.values import Value, ValueSequence
 from batchmaker.model.stand_ins import StandIn
 
@@ -82,3 +85,39 @@ def is_equal(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     return bool(np.array_equal(one, other)) if type(one) is np.ndarray else torch.equal(one, other)
+
+
+def changing_parts(init: Any, following: Any) -> list[ValueSpec | None]:
+    """Return the specs of the parts of a loop's state, which is `init` at first and `following` after an iteration.
+
+    None for data that stays as it is. ModelError unless the state keeps its form.
+    """
+    (parts, form), (next_parts, next_form) = flat(init), flat(following)
+    where = f"{at_line()}while_loop: "
+    if next_form != form:
+        raise ModelError(
+            f"{where}the state is {shown(form)} at first, and the body returns {shown(next_form)}; the state "
+            "keeps its structure. A list or tuple has parts: give a row of numbers as an array or a tensor"
+        )
+    specs = list[ValueSpec | None]()
+    for k, (before, after) in enumerate(zip(parts, next_parts, strict=True)):
+        part = f"part {k} of the state"
+        for value in (before, after):
+            if type(value) is ValueSequence:
+                raise ModelError(f"{where}{part} is a sequence; use `.at` on it, or its elements as a list")
+        if type(before) is not Value and type(after) is not Value:
+            if not is_alike(before, after):
+                raise ModelError(
+                    f"{where}{part} changes from {before!r} to {after!r} in Python, which happens once and not at "
+                    "each iteration; let a cell compute it"
+                )
+            specs.append(None)
+            continue
+        spec = (after if type(after) is Value else before).spec
+        if type(before) is Value and before.spec.row_signature != spec.row_signature:
+            raise ModelError(f"{where}{part} is {before.spec} at first, and {spec} after an iteration")
+        for value in (before, after):
+            if type(value) is not Value and not is_data(value):
+                raise ModelError(f"{where}{part} is {type(value).__name__}, and {spec} at other times")
+        specs.append(spec)
+    return specs

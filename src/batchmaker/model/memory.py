@@ -76,13 +76,15 @@ def in_place_of(row: ValueSpec) -> HostValues:
 
 
 def as_range(sequence: ValueSequence, num_kept: int) -> ValueSequence | None:
-    """Return a sequence whose nodes are a range; None if they are none, or kept from an earlier request.
+    """Return a sequence whose nodes are a range of one type; None if they are none, or kept from an earlier request.
 
     It is another object, since the given one has its nodes as an array once another input reads it. num_kept: how many
     of the first nodes are kept. Numbers below 0 stand for what a segment reads (see `graph.regions`).
     """
     numbers: Any = sequence.numbers
     if type(numbers) is not range:
+        if sequence.of.type_id is None:
+            return None
         apart = np.diff(numbers)
         step = int(apart[0]) if len(apart) else 1
         if step == 0 or (apart != step).any():

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast, final
 
 import numpy as np
@@ -36,7 +37,7 @@ from batchmaker.graph.values import Collected, HostValues, Output, Value, ValueS
 from batchmaker.model.arguments import column, sequence_of, single, where
 from batchmaker.model.cell import copy_type, elements
 from batchmaker.model.host_values import host_value
-from batchmaker.model.leaves import built, flat, is_alike, is_data, is_equal, shown
+from batchmaker.model.leaves import built, changing_parts, flat, is_alike, is_data, is_equal, shown
 from batchmaker.model.open_regions import (
     DECIDED,
     CollectionOrigin,
@@ -537,40 +538,19 @@ class Decisions:
     def _state_specs(self, body_fn: Callable[[Any], Any], init: Any) -> list[ValueSpec | None]:
         """Return the specs of the state's parts; None for data that the body does not change.
 
-        The body is called with the first state, to see what it makes of the data there.
+        The body is called with the first state, to see what it makes of the data there; and again with what changes in
+        the place of data, until nothing more does.
         """
-        num_wanted = len(self._wanted)
-        _, following = self._inner(lambda: body_fn(init))
-        del self._wanted[num_wanted:]
-        (parts, form), (next_parts, next_form) = flat(init), flat(following)
-        where = f"{at_line()}while_loop: "
-        if next_form != form:
-            raise ModelError(
-                f"{where}the state is {shown(form)} at first, and the body returns {shown(next_form)}; the state "
-                "keeps its structure. A list or tuple has parts: give a row of numbers as an array or a tensor"
-            )
-        specs = list[ValueSpec | None]()
-        for k, (before, after) in enumerate(zip(parts, next_parts, strict=True)):
-            part = f"part {k} of the state"
-            for value in (before, after):
-                if type(value) is ValueSequence:
-                    raise ModelError(f"{where}{part} is a sequence; use `.at` on it, or its elements as a list")
-            if type(before) is not Value and type(after) is not Value:
-                if not is_alike(before, after):
-                    raise ModelError(
-                        f"{where}{part} changes from {before!r} to {after!r} in Python, which happens once and not at "
-                        "each iteration; let a cell compute it"
-                    )
-                specs.append(None)
-                continue
-            spec = (after if type(after) is Value else before).spec
-            if type(before) is Value and before.spec.row_signature != spec.row_signature:
-                raise ModelError(f"{where}{part} is {before.spec} at first, and {spec} after an iteration")
-            for value in (before, after):
-                if type(value) is not Value and not is_data(value):
-                    raise ModelError(f"{where}{part} is {type(value).__name__}, and {spec} at other times")
-            specs.append(spec)
-        return specs
+        first, region = flat(init)[0], self._now
+        specs: list[ValueSpec | None] = [None] * len(first)
+        while True:
+            parts = [p if s is None else region.handle(region.new_slot(), s) for p, s in zip(first, specs, strict=True)]
+            num_wanted = len(self._wanted)
+            _, following = self._inner(partial(body_fn, built(init, iter(parts))))
+            del self._wanted[num_wanted:]
+            known, specs = specs, [s or new for s, new in zip(specs, changing_parts(init, following), strict=True)]
+            if specs == known or None not in specs:
+                return specs
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, final
 
 import torch
@@ -334,6 +334,9 @@ class CellRegistry:
         except RowsError:
             raise
         except ModelError as error:
+            if None in real.rows:
+                with suppress(ModelError):  # the module may divide by an integer of which nothing is known
+                    return bound(wanted, replace(real, integer=1))
             declared = floats is None or cell.declared_for(inputs) is not None
             floating = None if declared or floats is None else floats.needed(inputs, ports)
             if floating is not None:
