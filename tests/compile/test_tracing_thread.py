@@ -13,6 +13,7 @@ from torch import nn
 import batchmaker as bm
 from batchmaker.compile.export import export_cell, without_writes
 from batchmaker.compile.tracing_thread import in_tracing_thread
+from batchmaker.compiled import NOT_COMPILING
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.lab.zoo.shapes import call_with_shapes
 
@@ -146,3 +147,30 @@ def test_a_child_process_traces_in_a_thread_of_its_own():
     child.join(120.0)
     assert child.exitcode == 0
     assert answers.get()
+
+
+def test_nothing_is_compiled_while_torch_traces():
+    """It replaces `min` and others for the whole process meanwhile, which numba reads when it compiles."""
+    tracing, compiled_there, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def traced():
+        tracing.set()
+        go_on.wait(60)
+        return compiled_there.is_set()
+
+    def compiles():
+        with NOT_COMPILING:
+            compiled_there.set()
+
+    outcome = []
+    tracer = threading.Thread(target=lambda: outcome.append(in_tracing_thread(traced)))
+    tracer.start()
+    assert tracing.wait(60)
+    other = threading.Thread(target=compiles)
+    other.start()
+    other.join(0.2)
+    go_on.set()
+    tracer.join(60)
+    other.join(60)
+    assert outcome == [False]
+    assert compiled_there.is_set()

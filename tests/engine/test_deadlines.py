@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any, ClassVar
 
 import pytest
@@ -16,7 +17,7 @@ from batchmaker.errors import CancelledError, DeadlineError, OptionError, Refuse
 from batchmaker.policies.base import Admission, ReadyView
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.policies.lazy import LazyPolicy
-from insides import cancel
+from insides import cancel, workers
 
 
 class Turnstile(Watching):
@@ -137,6 +138,17 @@ def test_refusing_can_be_switched_on_and_off(policy: str | None, refuse: bool) -
 def test_late_has_two_values() -> None:
     with pytest.raises(OptionError, match="'give-up' or 'finish', got str 'later'"):
         bm.Engine(Sums(), late="later")  # type: ignore[arg-type]
+
+
+def test_an_engine_whose_requests_with_deadlines_are_answered_wakes_for_none() -> None:
+    with bm.Engine(Sums(), threads=1) as engine:
+        for answer in [engine.submit([1, 2, 3], deadline_ms=60_000) for _ in range(4)]:
+            answer.result()
+        woken: list[float | None] = []
+        done = threading.Event()
+        workers(engine)[0].call_soon(lambda: (woken.append(engine.driver.next_wakeup_s()), done.set()))
+        assert done.wait(60)
+    assert woken == [None]
 
 
 def test_a_high_priority_overtakes_all_that_waits() -> None:

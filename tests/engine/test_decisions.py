@@ -399,6 +399,62 @@ class Few(Counting):
     max_steps = 3
 
 
+class Once(bm.Model):
+    """Doubles x as often as count goes up to 3, but not while `late` is as it was at first, which is data."""
+
+    def __init__(self) -> None:
+        self.step, self.mix = bm.Cell(Counted()), bm.Cell(Mix())
+
+    def unfold(self, late: bool, x: Any) -> Any:
+        def body(state: Any) -> Any:
+            n, _, even, total = state
+            total = bm.cond(even, lambda: self.mix(total, total), lambda: total)
+            return (*self.step(n, 3), total)
+
+        return bm.while_loop(lambda state: state[1], body, (0, True, late, x), max_steps=9)[3]
+
+
+@pytest.mark.parametrize("order", [(True, False, True), (False, True, False)])
+def test_data_of_a_state_may_change_after_the_first_iteration(order: Sequence[bool]) -> None:
+    """What changes it is a branch that the first iteration, whose choice is data, does not take."""
+    mix, x = Eager(Mix()), torch.tensor([3, 5])
+
+    def wanted(late: bool) -> list[int]:
+        n, even, total = 0, late, x
+        while n < 3:
+            total = mix(total, total) if even else total
+            n, even = n + 1, (n + 1) % 2 == 0
+        return list(total.tolist())
+
+    with bm.Engine(Once(), threads=1) as engine:
+        assert [engine.submit({"late": late, "x": x}).result().tolist() for late in order] == [*map(wanted, order)]
+
+
+class Modulo(nn.Module):
+    def forward(self, n: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+        n = (2 * n + 1) % by
+        return n, n != 0
+
+
+class Around(bm.Model):
+    """A cell that divides by an integer, and is first called where nothing is known of it."""
+
+    def __init__(self) -> None:
+        self.turn = bm.Cell(Modulo())
+
+    def unfold(self, by: int) -> Any:
+        return bm.while_loop(lambda s: s[1], lambda s: self.turn(s[0], by), (1, True), max_steps=50)[0]
+
+
+@pytest.mark.parametrize("example", [False, True])
+def test_a_cell_that_divides_by_integers_may_be_first_called_in_a_loop(example: bool) -> None:
+    model = Around()
+    if example:
+        model.example_request = 7
+    with bm.Engine(model, threads=1) as engine:
+        assert [int(engine.submit(by).result()) for by in (7, 3, 31)] == [0, 0, 0]
+
+
 def test_a_loop_ends_by_its_value() -> None:
     with bm.Engine(Counting(), threads=1) as engine:
         assert engine.map([5, 1, 9, 2], progress=False) == [5, 1, 9, 2]

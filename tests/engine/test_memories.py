@@ -694,3 +694,44 @@ def test_a_model_with_memories_is_not_for_gpus_and_is_not_saved(tmp_path: Any) -
         bm.Engine(Chunks(), device="cuda")
     with pytest.raises(SavedModelError, match="cell 'look': cannot be saved: it reads a memory"):
         bm.save(Chunks(), tmp_path / "saved", example_request=[1, 2, 3])
+
+
+class Times(nn.Module):
+    """A number -> itself times 10 ** k, for so many k from `first` on."""
+
+    def __init__(self, first: int, count: int) -> None:
+        super().__init__()
+        self.first, self.count = first, count
+
+    def forward(self, x: Tensor) -> Any:
+        outputs = tuple(x * 10.0 ** (self.first + k) for k in range(self.count))
+        return outputs if self.count > 1 else outputs[0]
+
+
+class InOrder(nn.Module):
+    """The sum of its rows, each times its place."""
+
+    def forward(self, rows: Tensor, number: Tensor) -> Tensor:
+        places = torch.arange(1, rows.shape[1] + 1)
+        return (rows * (places * (places <= number.unsqueeze(-1))).unsqueeze(-1)).sum(1)
+
+
+class OfSeveralCells(bm.Model):
+    """A memory of values of cells whose other outputs differ, so that their rows are in different tables."""
+
+    def __init__(self) -> None:
+        self.one, self.two, self.three = bm.Cell(Times(0, 1)), bm.Cell(Times(1, 2)), bm.Cell(Times(3, 1))
+        self.read = bm.Cell(InOrder(), memory="rows")
+
+    def unfold(self, x: Any) -> Any:
+        one, (two, _), three = self.one(x), self.two(x), self.three(x)
+        inside = bm.cond(True, lambda: self.read([two, one]), lambda: self.read([one]))
+        return self.read([one, two]), self.read([two, three, one, one]), self.read([three, one]), inside
+
+
+def test_a_memory_may_be_of_values_of_several_cells() -> None:
+    with bm.Engine(OfSeveralCells(), threads=1) as engine:
+        for _ in range(2):
+            answers = engine.map([[float(x)] for x in range(1, 9)], progress=False)
+            for x, found in enumerate(answers, start=1):
+                assert [float(one) for one in found] == [21.0 * x, 2017.0 * x, 1002.0 * x, 12.0 * x]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -112,6 +113,22 @@ def test_default_batch_sizes_pad_little() -> None:
 def test_impossible_batch_sizes_are_refused(options: Any) -> None:
     with pytest.raises(OptionError):
         bm.Cell(Double(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"priority": "x"}, "priority must be a whole number .* got str 'x'"),
+        ({"priority": None}, "priority must be a whole number"),
+        ({"priority": 0.5}, "priority must be a whole number"),
+        ({"max_batch": 2.5}, "max_batch must be at least 1, a whole number, got float 2.5"),
+        ({"batch_sizes": [1, "2"]}, "each of batch_sizes must be at least 1, a whole number, got str '2'"),
+        ({"optimize": 1}, "optimize must be True or False"),
+    ],
+)
+def test_options_of_another_kind_are_refused_where_they_are_given(options: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        bm.Cell(nn.Linear(2, 2), **options)
 
 
 def test_only_modules_are_cells() -> None:
@@ -321,3 +338,58 @@ def test_a_handle_kept_for_long_is_still_there_and_dropped_ones_are_freed() -> N
         assert int(engine.submit(unfold).result()) == 4
         assert scheduler(engine).num_rows == 0
     assert max(most) <= 8
+
+
+class Branches(bm.Model):
+    """A tree whose nodes run over their children's states: a leaf's run is over nothing, and it is the cell's first."""
+
+    def __init__(self) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.join = bm.Cell(nn.GRUCell(4, 6))
+            self.up = bm.Cell(nn.Linear(6, 4))
+
+    def unfold(self, tree: list[Any]) -> Any:
+        return self.of(tree)
+
+    def of(self, tree: list[Any]) -> Any:
+        return self.up(self.join.run([self.of(child) for child in tree], torch.ones(6)))
+
+
+@pytest.mark.parametrize("example", [False, True])
+def test_the_first_run_of_a_cell_may_be_over_nothing(example: bool) -> None:
+    model = Branches()
+    join, up = model.join.module, model.up.module
+    if example:
+        model.example_request = [[], [[]]]
+
+    def alone(tree: list[Any]) -> Tensor:
+        state = torch.ones(1, 6)
+        for child in tree:
+            state = join(alone(child), state)
+        return up(state)
+
+    with bm.Engine(model, threads=1) as engine, torch.no_grad():
+        for tree in ([], [[]], [[], [[]], []]):
+            torch.testing.assert_close(engine.submit(tree).result(), alone(tree)[0])
+
+
+class Backwards(bm.Model):
+    def __init__(self) -> None:
+        self.step = bm.Cell(nn.GRUCell(3, 3))
+
+    def unfold(self, frames: Any) -> Any:
+        return self.step.run(frames[::-1])
+
+
+def test_one_row_that_is_read_backwards_is_a_row() -> None:
+    """NumPy counts it as contiguous, which torch does not take."""
+    model = Backwards()
+    step = model.step.module
+    with bm.Engine(model, threads=1) as engine, torch.no_grad():
+        for count in (1, 2, 1):
+            frames = np.arange(3 * count, dtype=np.float32).reshape(count, 3)
+            state = torch.zeros(1, 3)
+            for frame in frames[::-1]:
+                state = step(torch.tensor(frame[None]), state)
+            torch.testing.assert_close(engine.submit(frames).result(), state[0])

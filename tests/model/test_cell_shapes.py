@@ -116,7 +116,7 @@ def test_another_dtype_or_number_of_dimensions_is_no_other_type():
 
 
 def test_a_cell_has_one_shape_at_least():
-    with pytest.raises(OptionError, match="max_shapes must be at least 1, got 0"):
+    with pytest.raises(OptionError, match="max_shapes must be at least 1, a whole number, got int 0"):
         bm.Cell(Double(), max_shapes=0)
 
 

@@ -142,7 +142,7 @@ class NodeLoop:
             np.zeros((2 * len(self._made), COPY_FIELDS), np.int64),
             room.places_of(largest),
             room.from_at,
-            room,
+            (room, self._operations),
         )
 
     def _room(self, largest: int) -> _Room:

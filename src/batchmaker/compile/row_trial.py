@@ -371,6 +371,8 @@ class _RowTrial:
         if not self._traced:  # Python may take another path for many rows
             fitting = _MANY_BYTES // max(1, sum(row.nbytes for row in self._real))
             yield [(5 * k + 1) % count for k in range(min(largest, _MANY, max(fitting, 1)))]
+        for begin in range(largest, count, largest - 1):  # each of the others beside the real one
+            yield [*rows[begin : begin + largest - 1], 0]
 
     def _compared(self, rows: Batch, alone: Batch) -> tuple[bool, RowsError | None]:
         """Return whether each row gave the same together as alone, and the error if it is not rounding that did it."""

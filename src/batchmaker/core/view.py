@@ -100,7 +100,7 @@ class View:
     @property
     def next_deadline_s(self) -> float | None:
         """The time by which the driver must send an event (TimePassed if there is no other); None without deadlines."""
-        return self._deadlines.next_of(self._state.requests)
+        return self._deadlines.next_of(self._state.requests) if self._deadlines.heap else None
 
     def check_invariants(self) -> None:
         """Raise InvariantError unless the state is consistent. Slow: for tests and for the analysis of faults."""

@@ -252,8 +252,8 @@ class CellDriver:
     def poll(self) -> None:
         """See Driver.poll. Tasks that only values decide follow each other here, see DecidedTasks."""
         executor = self._executor
-        is_inline = self._scheduler.decides and isinstance(executor, InlineExecutor)
-        if not (is_inline and self._run_decided(cast(InlineExecutor, executor))):
+        decides = bool(self._scheduler.frames.slots) and isinstance(executor, InlineExecutor)
+        if not (decides and self._run_decided(cast(InlineExecutor, executor))):
             self._results.extend(executor.poll())
 
     def _run_decided(self, executor: InlineExecutor) -> bool:

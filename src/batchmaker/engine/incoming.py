@@ -24,6 +24,9 @@ BESIDE_S: Final = 1e-3
 """While live streams are served, so many other requests begin together that a turn takes about so long: their frames
 wait meanwhile, too."""
 
+MOST_MORE: Final = 1024
+"""Entries of the inbox that are taken beside those that were there at first."""
+
 Item = list[Ticket] | Callable[[], None]
 """An entry of the inbox: requests that came together, or a function to call."""
 
@@ -80,10 +83,11 @@ class Incoming:
     def take(self, item: Item | None = None) -> None:
         """Take `item` and all that are in the inbox now: put requests into the backlog, call what is to be called.
 
-        What comes meanwhile waits for the next call, so that a turn ends whoever sends.
+        What they put there is taken as well; but no more than MOST_MORE that come meanwhile: it ends, whoever sends.
         """
-        tickets, left = list[Ticket](), self.inbox.qsize() + (item is not None)
-        for _ in range(left):  # nobody else takes items out
+        tickets, left = list[Ticket](), self.inbox.qsize() + MOST_MORE
+        while left and (item is not None or not self.inbox.empty()):  # nobody else takes items out
+            left -= 1
             item = self.inbox.get_nowait() if item is None else item
             if isinstance(item, list):
                 tickets += item
