@@ -58,7 +58,7 @@ class NodeTask:
     fetched: tuple[NDArray[Any], ...]
 
 
-class NodeArrays(NamedTuple):
+class NodeTables(NamedTuple):
     """What `run_nodes` takes beside a task; see there. row_bytes: [inputs]. copies: for all outputs, kept and fetched.
 
     memory: what the addresses in these arrays are of.
@@ -130,10 +130,10 @@ class NodeLoop:
             raise ValueError("a token has no row")
         return tuple(made)
 
-    def arrays(self, largest: int) -> NodeArrays:
+    def arrays(self, largest: int) -> NodeTables:
         """Return what `run_nodes` takes beside a task, with memory of their own for steps of up to `largest` rows."""
         room = _Room(self._operations, largest, self.block, len(self._row_bytes))
-        return NodeArrays(
+        return NodeTables(
             self._operations.code,
             room.scratch,
             self._made,

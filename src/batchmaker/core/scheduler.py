@@ -229,21 +229,13 @@ class Scheduler(View):
     def _is_plain(self) -> bool:
         """Whether nothing has to be done in Python between steps that do not fail and the next task."""
         state = self._state
-        is_watched = state.watched is not None and state.watched.is_kept
-        if self.frames.slots and (is_watched or self._urgency is not None):
+        if self.frames.slots and (self._urgency is not None or (state.watched is not None and state.watched.is_kept)):
             return False
-        has_more = state.attached or len(state.dying)
-        return not (has_more or state.depths is not None or (state.frontiers is not None and state.frontiers.is_kept))
-
-    @property
-    def decides(self) -> bool:
-        """Whether requests in flight may decide by values, so that StepsFinished must bring these."""
-        return bool(self.frames.slots)
+        return state.is_plain
 
     @property
     def only_decides(self) -> bool:
-        """Whether the values of steps alone say what follows, so that `turn_by_values` may be called without a word to
-        this: nobody waits, and the policy is not asked. See WentOn."""
+        """Whether the values of steps alone say what follows: `turn_by_values` may be called elsewhere. See WentOn."""
         if not self.frames.slots or self.frames.have_loops or self._num_workers > 1 or len(self._state.line):
             return False
         return self._is_plain and self._policy.order != READY_SHARE and not self._policy.is_asked(self)
@@ -673,10 +665,7 @@ class Scheduler(View):
                 counts[NEXT_WORKER] = worker  # a request may begin with nothing to compute
 
     def _free_memory(self, error: NoMemoryError, commands: list[Command]) -> bool:
-        """End the request that has most of what there is no more memory for. Returns whether to look for a task again.
-
-        Otherwise its rows come back when the steps that run now have finished.
-        """
+        """End the request with most of what there is no memory for. Returns whether rows come back before steps end."""
         slot = largest_holder(self._state, error.wanted.tables)
         if slot is not None:
             self._end(slot, FailureKind.MEMORY, str(error), commands)
@@ -694,10 +683,7 @@ class Scheduler(View):
         return self._begin_waiting(begin, commands)
 
     def _begin_for_idle(self, worker: WorkerId, commands: list[Command]) -> bool:
-        """Let the first in line begin if one of several workers would be idle otherwise, and the policy wants that.
-
-        Returns whether it does.
-        """
+        """Let the first in line begin if a worker would be idle, and the policy wants that; return whether it does."""
         state = self._state
         idle = state.arena.workers[STEPS_ON, worker] == 0
         wanted = idle and self._policy.fills_workers

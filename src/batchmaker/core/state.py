@@ -330,6 +330,12 @@ class SchedulerState:
 
     # --- queues and rows -----------------------------------------------------------------------------------------
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether what follows from steps that do not fail is all in the tables."""
+        is_apart = self.attached or len(self.dying) or self.depths is not None
+        return not is_apart and (self.frontiers is None or not self.frontiers.is_kept)
+
     def fit_sequence(self) -> None:
         """Have places in the queues for all subgraphs that can be released before this is called again.
 

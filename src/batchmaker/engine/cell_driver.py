@@ -658,7 +658,7 @@ class CellDriver:
         for request in self._brought.take(cell, task, result, begin, slots):
             touched[request.ticket.request_id] = request
         stopped, failed = result.stopped, result.failed
-        looked_at = self._brought.whole_numbers(task, result, begin, len(slots)) if self._scheduler.decides else ()
+        looked_at = self._brought.whole_numbers(task, result, begin, len(slots)) if self._scheduler.frames.slots else ()
         if stopped is None and task.may_stop is not None and task.may_stop[result.first : result.end].any():
             stopped, untested = self._brought.stopped(cell, task, result, begin, len(slots))
             failed += untested

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.arrays import Flags, Ints
-from batchmaker.compile.node_loop import NodeArrays, NodeLoop
+from batchmaker.compile.node_loop import NodeTables, NodeLoop
 from batchmaker.compile.node_steps import run_nodes
 from batchmaker.compiled import compiled_unlocked, compiled_within, external, number
 from batchmaker.core.addresses import State, addresses_of, float_table_at, row_at, state_at, table_at
@@ -60,7 +60,7 @@ _CELL_TABLES: Final = 20
     OPERATIONS, PASSES, PROGRAMS, SLOTS, BASE_VALUES, RECORDS, FUNCTIONS, VALUES, BASES, FLOATS, INTEGERS, MADE,
     PARTS, ROW_BYTES, COPIES, PLACES, FROM_AT, KEEP_TABLES, FASTER, FETCHED,
 ) = map(number, range(_CELL_TABLES))  # fmt: skip
-"""The tables of a cell: those of NodeArrays; the state tables of its outputs; whether its loop is faster, by rows, the
+"""The tables of a cell: those of NodeTables; the state tables of its outputs; whether its loop is faster, by rows, the
 last also for more; and [outputs, FETCHED_FIELDS] where values go that travel to the host. Without FASTER a cell has no
 loop."""
 
@@ -82,7 +82,7 @@ _clock_gettime = external("clock_gettime", "intc(intc, intp)")
 _CLOCK: Final = time.CLOCK_MONOTONIC
 
 
-class Limits(NamedTuple):
+class Until(NamedTuple):
     """Until when tasks follow each other.
 
     num_nodes: node numbers for which values have room. waits: [slots] of whose requests nothing has run, which has to
@@ -103,7 +103,7 @@ def _now_ns(clock: Ints) -> int:
 
 
 @compiled_within
-def _may_run(state: State, task: Ints, cells: Ints, limits: Limits) -> bool:
+def _may_run(state: State, task: Ints, cells: Ints, limits: Until) -> bool:
     """Whether a task can be computed here: a step of single nodes, whose cell has a loop that is faster."""
     stops = task[ALL_FLAGS] >> HAS_LANES & 1 or task[ALL_FLAGS] >> MAY_STOP & 1
     if task[NUM_STEPS] != 1 or stops or task[OF_TYPE] >= len(cells):
@@ -205,7 +205,7 @@ def run_tasks(
     task: Ints,
     cells: Ints,
     tables: Ints,
-    limits: Limits,
+    limits: Until,
     ran: Ints,
     stopped: Flags,
     worker: int,
@@ -277,7 +277,7 @@ class DecidedTasks:
         began_s, state = time.perf_counter(), scheduler.state
         results.begin(scheduler.slots(task.nodes), now_s)
         patterns, machine = scheduler.frames.tables()
-        limits = Limits(self._num_nodes, results.waits, int(REPORT_S * _NS), int(TASK_S * _NS))
+        limits = Until(self._num_nodes, results.waits, int(REPORT_S * _NS), int(TASK_S * _NS))
         said, formed, count = run_tasks(
             state.arena.tables, patterns, machine, state.tasks[task.task].steps, self._cells, self._executor.addresses,
             limits, self._ran, NEVER, *TaskFor(0, 1),
@@ -348,7 +348,7 @@ class _LaidOut:
     those of them whose values have no row in a table, or none that decisions can look at."""
 
     tables: list[NDArray[Any]]
-    memory: NodeArrays
+    memory: NodeTables
     outputs: Sequence[ValueSpec]
     most_rows: int
     fetched: set[int]
