@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.arrays import Flags, Ints
-from batchmaker.compile.node_loop import NodeTables, NodeLoop
+from batchmaker.compile.node_loop import NodeLoop, NodeTables
 from batchmaker.compile.node_steps import run_nodes
 from batchmaker.compiled import compiled_unlocked, compiled_within, external, number
 from batchmaker.core.addresses import State, addresses_of, float_table_at, row_at, state_at, table_at
@@ -261,7 +261,7 @@ class DecidedTasks:
     def __init__(self, scheduler: Scheduler, executor: InlineExecutor, results: Results, counts: StepCounts) -> None:
         self._scheduler, self._executor, self._results, self._counts = scheduler, executor, results, counts
         self._cells: Ints = np.zeros((0, _CELL_TABLES, 4), np.int64)
-        self._laid_out: dict[TypeId, _LaidOut] = {}
+        self._laid_out: dict[TypeId, _OfCell] = {}
         self._num_nodes = 0
         self._ran: Ints = np.zeros((RAN_FIELDS, _MOST_TASKS), np.int64)
 
@@ -305,7 +305,7 @@ class DecidedTasks:
                 self._enter(type_id, other)
         return not laid_out.apart & fetched
 
-    def _made(self, task: RunTask, loop: NodeLoop, before: _LaidOut | None, fetched: set[int]) -> _LaidOut:
+    def _made(self, task: RunTask, loop: NodeLoop, before: _OfCell | None, fetched: set[int]) -> _OfCell:
         """Make the tables of a cell, for tasks of as many rows as this one, and for what it and those before fetch."""
         entry, cell = self._scheduler.state.types[task.type_id], self._executor.cells[task.type_id]
         sizes = entry.cell.batch_sizes
@@ -320,9 +320,9 @@ class DecidedTasks:
             *arrays.code, *arrays.scratch, arrays.made, arrays.parts, arrays.row_bytes, arrays.copies, arrays.places,
             arrays.from_at, keep_tables, faster.astype(np.int64), of_results,
         ]  # fmt: skip
-        return _LaidOut(tables, arrays, cell.outputs, most_rows, fetched)
+        return _OfCell(tables, arrays, cell.outputs, most_rows, fetched)
 
-    def _enter(self, type_id: TypeId, laid_out: _LaidOut) -> None:
+    def _enter(self, type_id: TypeId, laid_out: _OfCell) -> None:
         """Let the compiled loop know the tables of a cell, and where its values go now."""
         laid_out.apart.clear()
         of_results = laid_out.tables[FETCHED]
@@ -343,7 +343,7 @@ class DecidedTasks:
 
 @final
 @dataclass(slots=True)
-class _LaidOut:
+class _OfCell:
     """The tables of a cell. memory: what their addresses are of. fetched: outputs that may travel to the host; apart:
     those of them whose values have no row in a table, or none that decisions can look at."""
 
