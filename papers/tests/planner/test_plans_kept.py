@@ -65,5 +65,5 @@ def test_the_notes_of_an_engine_say_what_was_done_to_each_cell(requests):
 
 
 def test_optimize_is_yes_or_no_and_nothing_else():
-    with pytest.raises(OptionError, match="optimize must be True or False, got 'yes'"):
+    with pytest.raises(OptionError, match="optimize must be True or False, got str 'yes'"):
         bm.Cell(torch.nn.Linear(2, 2), optimize="yes")
