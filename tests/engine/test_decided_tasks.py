@@ -255,7 +255,7 @@ class Forever(Collatz):
 
 
 def test_who_is_cancelled_or_late_leaves_and_others_go_on() -> None:
-    with decided_together() as runs, bm.Engine(Forever(), "cellular", threads=1) as engine:
+    with decided_together() as runs, bm.Engine(Forever(), "cellular", threads=1, max_nodes=1 << 24) as engine:
         cancelled, late = engine.submit(3), engine.submit(5, deadline_ms=200)
         assert isinstance(late.exception(), DeadlineError)
         assert not cancelled.done()
