@@ -37,7 +37,7 @@ _SMALL: Final = 5
 """Made-up integers are below, where nothing says how many tokens there are."""
 _FIRST_TOKENS, _OTHER_TOKENS = 16, 48
 """Where Python may take another path for a token, so many are tried: the first ones, which often mean something, and
-others."""
+others. Of a large module only a quarter."""
 _ON_DEVICE: Final = 2e-2
 """The tolerance on other devices, whose products may round their factors to TF32."""
 
@@ -331,8 +331,9 @@ class _RowTrial:
         """Yield the real row with other tokens."""
         if not any(map(_is_integer, self._real)):
             return
-        others = torch.randint(0, self._num_tokens, (_OTHER_TOKENS,), generator=generator).tolist()
-        for token in dict.fromkeys((*range(min(_FIRST_TOKENS, self._num_tokens)), *others)):
+        parts = 4 if self._is_large else 1
+        others = torch.randint(0, self._num_tokens, (_OTHER_TOKENS // parts,), generator=generator).tolist()
+        for token in dict.fromkeys((*range(min(_FIRST_TOKENS // parts, self._num_tokens)), *others)):
             yield [tuple([torch.full_like(row, token) if _is_integer(row) else row for row in self._real])]
 
     def _integers(self, kind: int, port: int, real: Tensor, generator: torch.Generator) -> Tensor:

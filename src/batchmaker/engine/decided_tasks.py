@@ -82,11 +82,12 @@ _clock_gettime = external("clock_gettime", "intc(intc, intp)")
 _CLOCK: Final = time.CLOCK_MONOTONIC
 
 
-class Until(NamedTuple):
-    """Until when tasks follow each other.
+class CallLimits(NamedTuple):
+    """How long tasks may follow each other.
 
-    num_nodes: node numbers for which values have room. waits: [slots] of whose requests nothing has run, which has to
-    be noted. most_ns: of computing. told_ns: of computing, once there is something to tell.
+    - num_nodes: values have room for nodes below this number.
+    - waits: [slots] whether nothing of the request has run; when it begins is noted elsewhere.
+    - most_ns: nanoseconds after which a call ends; told_ns: if it has something to tell.
     """
 
     num_nodes: int
@@ -103,7 +104,7 @@ def _now_ns(clock: Ints) -> int:
 
 
 @compiled_within
-def _may_run(state: State, task: Ints, cells: Ints, limits: Until) -> bool:
+def _may_run(state: State, task: Ints, cells: Ints, limits: CallLimits) -> bool:
     """Whether a task can be computed here: a step of single nodes, whose cell has a loop that is faster."""
     stops = task[ALL_FLAGS] >> HAS_LANES & 1 or task[ALL_FLAGS] >> MAY_STOP & 1
     if task[NUM_STEPS] != 1 or stops or task[OF_TYPE] >= len(cells):
@@ -146,7 +147,7 @@ def _run(task: Ints, cell: Ints, tables: Ints, m: Machine) -> bool:
     at = task[FIRST_PART + 3 * PART_AT] + NUM_FACTS * n
     sources = task[at : at + ports * n].reshape(ports, n)
     rows = task[at + ports * n : at + 2 * ports * n].reshape(ports, n)
-    going = np.empty((2, len(fetched), n), np.int64)  # to the host: positions, nodes. It is read later on, so it lives
+    going = np.empty((2, len(fetched), n), np.int64)  # to the host: positions, nodes. Read after the call: freed later
     num_fetched, counts = 0, np.zeros(len(fetched), np.int64)
     for output in range(len(fetched)):
         if not task[ALL_MARKS] >> output & 1:
@@ -205,27 +206,23 @@ def run_tasks(
     task: Ints,
     cells: Ints,
     tables: Ints,
-    limits: Until,
+    limits: CallLimits,
     ran: Ints,
     stopped: Flags,
-    worker: int,
-    until: int,
-    ranking: Ints,
-    at: int,
-    by_age: bool,
-    may_ask: bool,
+    task_for: TaskFor,
 ) -> tuple[Ints, Ints, int]:
     """Compute a task and those that are formed after it, while there is nothing to tell or to ask.
 
-    - addresses, patterns, machine, and what begins with stopped: see `turn_by_values`, which is called after each task.
+    - addresses, patterns, machine, stopped, task_for: see `turn_by_values`, which is called after each task.
     - task: see `packed`. cells: [types, _CELL_TABLES, 4] the addresses of their tables. tables: of the state tables.
     - ran: room for [RAN_FIELDS, tasks]: the type of each, its rows, and the nanoseconds that it took.
 
-    Returns what the last turn says, and the task that it has formed, which has not run; and how many have. Of none
-    nothing is known but the task that was given.
+    Returns what the last turn says, the task that it has formed, which has not run, and how many have run. If none has,
+    nothing is said, and the task is the given one.
     """
     state, m, clock = state_at(addresses), machine_at(machine), np.zeros(2, np.int64)
     said, count, first, end = task[:0], 0, _FIRST, task[NUM_STEPS]
+    worker, until, ranking, at, by_age, may_ask = task_for
     began_ns = _now_ns(clock)
     while count < ran.shape[1] and _may_run(state, task, cells, limits):
         first_ns = _now_ns(clock)
@@ -277,10 +274,10 @@ class DecidedTasks:
         began_s, state = time.perf_counter(), scheduler.state
         results.begin(scheduler.slots(task.nodes), now_s)
         patterns, machine = scheduler.frames.tables()
-        limits = Until(self._num_nodes, results.waits, int(REPORT_S * _NS), int(TASK_S * _NS))
+        limits = CallLimits(self._num_nodes, results.waits, int(REPORT_S * _NS), int(TASK_S * _NS))
         said, formed, count = run_tasks(
             state.arena.tables, patterns, machine, state.tasks[task.task].steps, self._cells, self._executor.addresses,
-            limits, self._ran, NEVER, *TaskFor(0, 1),
+            limits, self._ran, NEVER, TaskFor(0, 1),
         )  # fmt: skip
         if count == 0:
             return None
